@@ -1,0 +1,58 @@
+"""The list of lessons: the one place from which commands, menus, progress and documents derive theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from course_utils.errors import UsageError
+from course_utils.text import did_you_mean
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One notebook of the course.
+
+    ``stem`` names its source, notebook and solution (``01_tensors``); ``name`` names its modules and
+    prefixes its exercises (``tensors``).
+    """
+
+    number: str
+    name: str
+    title: str
+    question: str  # what goes wrong in real projects and is explained here
+
+    @property
+    def stem(self) -> str:
+        return f"{self.number}_{self.name}"
+
+
+LESSONS: tuple[Lesson, ...] = (
+    Lesson("00", "start", "Start here", "Does everything work on this machine, and how does the course work?"),
+    Lesson(
+        "01",
+        "tensors",
+        "Tensors: dtype, device, layout, strides",
+        "Why did a reshape scramble my images without any error?",
+    ),
+    Lesson(
+        "05",
+        "training",
+        "The full training loop",
+        "Why does the same script train to 98 % on one day and to 90 % on another?",
+    ),
+)
+
+
+def find_lesson(name: str) -> Lesson:
+    """Return the lesson meant by ``01_tensors``, ``01``, ``1`` or ``tensors``.
+
+    Raises:
+        UsageError: if no lesson goes by that name.
+    """
+    wanted = name.removesuffix(".ipynb").removesuffix(".py").lower()
+    for lesson in LESSONS:
+        if wanted in (lesson.stem, lesson.name) or (wanted.isdigit() and int(wanted) == int(lesson.number)):
+            return lesson
+    raise UsageError(
+        f"There is no lesson called {name!r}.", fix=did_you_mean(wanted, [lesson.stem for lesson in LESSONS])
+    )
