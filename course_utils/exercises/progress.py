@@ -1,0 +1,109 @@
+"""The learner's progress: one small JSON file, safe under two kernels, movable, never a reason to fail.
+
+``COURSE_PROGRESS`` names another file, or ``off`` for none (batch runs). A file that can't be read is put
+aside under another name, never overwritten; one that can't be written is kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from course_utils.exercises.registry import CLINIC, EXERCISE, exercises_of
+from course_utils.exercises.verdicts import PASSED, UNTRIED, Outcome
+from course_utils.lessons import LESSONS
+from course_utils.paths import workspace, write_text
+
+TODO, TRIED, DONE = "todo", "tried", "done"
+LOCK_TIMEOUT_S = 5.0
+
+_in_memory: dict[str, str] = {}  # what could not be written, so that this kernel still knows it
+
+
+def progress_path() -> Path | None:
+    """Return the file that holds the progress, or None where it is switched off."""
+    place = os.environ.get("COURSE_PROGRESS", "")
+    if place.strip().lower() == "off":
+        return None
+    return Path(place).expanduser() if place else workspace() / "progress.json"
+
+
+def record(outcome: Outcome) -> str:
+    """Note an outcome. What is done stays done, whatever is tried later.
+
+    Returns:
+        A sentence if the note could not be written to the file, else an empty string.
+    """
+    path = progress_path()
+    if outcome.state == UNTRIED or path is None:
+        return ""
+    state = DONE if outcome.state == PASSED else TRIED
+    if states().get(outcome.exercise_id) in (DONE, state):
+        return ""
+    from filelock import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
+            known = _read(path)
+            if known.get(outcome.exercise_id) != DONE:
+                known[outcome.exercise_id] = state
+                write_text(path, json.dumps({"version": 1, "exercises": known}, indent=1, sort_keys=True) + "\n")
+        _in_memory.pop(outcome.exercise_id, None)
+    except (OSError, TimeoutError, NotImplementedError) as error:
+        if _in_memory.get(outcome.exercise_id) != DONE:
+            _in_memory[outcome.exercise_id] = state
+        return f"Progress is kept in this kernel only: {path} can't be written ({type(error).__name__})."
+    return ""
+
+
+def states() -> dict[str, str]:
+    """Return the state of every exercise that was ever tried, by exercise id."""
+    path = progress_path()
+    known = {} if path is None else _read(path)
+    known.update({key: state for key, state in _in_memory.items() if known.get(key) != DONE})
+    return known
+
+
+def summary() -> list[dict[str, Any]]:
+    """Return the progress by lesson in the shape of ``progress --json``."""
+    known = states()
+
+    def rows(lesson: Any, kind: str) -> list[dict[str, str]]:
+        return [
+            {"id": item.id, "title": item.title, "state": known.get(item.id, TODO)}
+            for item in exercises_of(lesson)
+            if item.kind == kind
+        ]
+
+    return [
+        {"lesson": lesson.stem, "exercises": rows(lesson, EXERCISE), "clinic": rows(lesson, CLINIC)}
+        for lesson in LESSONS
+    ]
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Return the states in a progress file; a damaged file is put aside and read as empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError):
+        return _put_aside(path)
+    try:
+        exercises = json.loads(text)["exercises"]
+        return {str(key): state for key, state in exercises.items() if state in (TRIED, DONE)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _put_aside(path)
+
+
+def _put_aside(path: Path) -> dict[str, str]:
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
+    try:
+        os.replace(path, path.with_name(f"{path.stem}.damaged-{stamp}{path.suffix}"))
+    except OSError:
+        pass  # unreadable and immovable: it is left alone
+    return {}

@@ -1,0 +1,1 @@
+"""Explorers: one module per lesson, and the panel they share."""
