@@ -1,0 +1,150 @@
+"""Randomness that can be repeated, kept apart by purpose, and put back.
+
+Python, NumPy and torch each own a global generator: a hidden state that every draw moves on. Two habits
+keep results repeatable. Seed all of them together and restore them afterwards (`seeded`); and give each
+purpose its own generator (`stream`), so that drawing for one never changes what another draws next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from course_utils.errors import UsageError
+
+SEED_LIMIT = 2**32  # NumPy refuses more, and torch's CPU generator reads only the low 32 bits of a seed
+CUBLAS_WORKSPACE = ":4096:8"  # 8 buffers of 4,096 KiB. Source: PyTorch notes, "Reproducibility"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators (torch: CPU and every accelerator).
+
+    Raises:
+        UsageError: if ``seed`` is not a whole number in 0..2**32-1.
+    """
+    seed = _checked(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # also CUDA and MPS; where CUDA hasn't started yet, torch keeps the seed for its start
+
+
+@contextmanager
+def seeded(seed: int, deterministic: bool = False) -> Iterator[None]:
+    """Seed all global generators for the block, then give each its earlier state back.
+
+    Args:
+        seed: whole number in 0..2**32-1.
+        deterministic: also use only deterministic algorithms inside the block; see `deterministic`.
+    """
+    with preserved_rng(), _deterministic() if deterministic else nullcontext():
+        seed_everything(seed)
+        yield
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Let the block draw what it likes; afterwards all global generators are where they were."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
+
+
+def rng_state() -> dict[str, Any]:
+    """Return the state of all global generators as plain data that ``torch.load(weights_only=True)`` accepts.
+
+    Generators that you made yourself (`stream`) are not in it: save ``generator.get_state()`` for each.
+    """
+    version, words, gauss_next = random.getstate()
+    name, key, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
+    state = {
+        "python": [version, torch.tensor(words), gauss_next],
+        "numpy": [str(name), torch.from_numpy(key.astype(np.int64)), int(position), int(has_gauss), float(cached_gaussian)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():  # asking earlier would start CUDA, which takes seconds and memory
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restore what `rng_state` returned. States of devices that this machine lacks are ignored."""
+    version, words, gauss_next = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss_next))
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.cpu().numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())  # cpu: torch.load(map_location="cuda") moved it
+    if "cuda" in state and torch.cuda.is_available():
+        for index, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state.cpu(), index)
+    elif "cuda" not in state:
+        torch.cuda.manual_seed_all(torch.initial_seed())  # what CUDA had been told to start with
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"].cpu())
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """Return the seed in 0..2**32-1 that belongs to ``seed`` and ``purpose``, always the same one.
+
+    A hash, not ``seed + 1``: neighbouring seeds and purposes get seeds that have nothing to do with each other.
+    """
+    if not purpose:
+        raise UsageError("A derived seed needs a purpose.", expected="at least one word", fix='derive(seed, "shuffle")')
+    words = [part if isinstance(part, str) else operator.index(part) for part in purpose]
+    digest = hashlib.sha256(json.dumps([_checked(seed), *words]).encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def stream(seed: int, *purpose: str | int, device: str | torch.device = "cpu") -> torch.Generator:
+    """Return a new generator for one purpose: ``stream(seed, "shuffle")``, ``stream(seed, "augment", epoch)``.
+
+    Streams of different purposes are independent, and none of them touches the global generators.
+    """
+    return torch.Generator(device=device).manual_seed(derive(seed, *purpose))
+
+
+def loader_kwargs(seed: int, *purpose: str | int) -> dict[str, Any]:
+    """Return the arguments that make a ``DataLoader`` repeatable: its own generator and `seed_worker`.
+
+    Example:
+        ``DataLoader(dataset, shuffle=True, num_workers=2, **loader_kwargs(seed))``
+    """
+    return {"generator": stream(seed, *(purpose or ("loader",))), "worker_init_fn": seed_worker}
+
+
+def seed_worker(worker_id: int) -> None:
+    """Seed one ``DataLoader`` worker; pass it as ``worker_init_fn``."""
+    raise NotImplementedError
+
+
+@contextmanager
+def deterministic(warn_only: bool = False) -> Iterator[None]:
+    """Use only deterministic algorithms inside the block; afterwards every switch is as it was."""
+    raise NotImplementedError
+    yield
+
+
+_deterministic = deterministic  # `seeded` has a parameter of that name
+
+
+def _checked(seed: int) -> int:
+    try:
+        number = None if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = None
+    if number is None or not 0 <= number < SEED_LIMIT:
+        raise UsageError("This is not a seed.", got=seed, expected="a whole number from 0 to 2**32 - 1", fix="for example 0")
+    return number
