@@ -1,0 +1,320 @@
+"""The command line: each command parses, calls one function, prints one summary and exits with a code.
+
+Exit codes: 0 done, 1 the thing checked is not right, 2 wrong usage or environment, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from course_utils.errors import CourseError
+from course_utils.text import did_you_mean
+from course_utils.tools.commands import COMMANDS, CPU_COMMANDS
+
+try:
+    import click
+except ModuleNotFoundError as error:
+    sys.stderr.write(
+        f"The package {error.name!r} is missing, so this Python has no course environment yet. "
+        "Start with `python3 course.py setup` in the course's folder.\n"
+    )
+    raise SystemExit(2) from None
+
+INTERRUPTED = 130  # 128 + SIGINT, what shells expect
+
+
+class CourseGroup(click.Group):
+    """Lists commands in the order of ``COMMANDS`` and helps after a misspelt one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if name in self.commands]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise click.UsageError(f"There is no command {args[0]!r}. {did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+class LessonName(click.ParamType):
+    """A lesson by ``01_tensors``, ``01``, ``1`` or ``tensors``; the value is its stem, ``01_tensors``."""
+
+    name = "lesson"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from course_utils.lessons import find_lesson
+
+        try:
+            return find_lesson(value).stem
+        except CourseError as error:
+            self.fail(error.sentence, param, ctx)
+
+
+LESSON = LessonName()
+# Options that are not ours are passed on. No -h here: in a cluster such as -khash it would be taken for ours.
+FORWARD = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+
+
+def command(name: str, **settings: Any) -> Any:
+    """Make a command of the group whose one-line help is the one in ``COMMANDS``."""
+
+    def decorate(function: Any) -> click.Command:
+        if name in CPU_COMMANDS:
+            function = click.option(
+                "--cpu", is_flag=True, expose_value=False, help="When setting up: PyTorch's smaller CPU build (Linux)."
+            )(function)
+        return cli.command(name, short_help=COMMANDS[name], **settings)(function)
+
+    return decorate
+
+
+@click.group(cls=CourseGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--cpu", is_flag=True, expose_value=False, help="When setting up: PyTorch's smaller CPU build (Linux).")
+def cli() -> None:
+    """The PyTorch Workbook: lessons that run, check your answers, and measure what they say.
+
+    A lesson is named by its number or its name: 01, 1, tensors and 01_tensors mean the same.
+    """
+
+
+@command("setup")
+def setup_command() -> None:
+    """Create or repair the environment, then say what it has.
+
+    The environment is the folder .venv beside course.py, or the one that COURSE_VENV names.
+    """
+    from course_utils.tools import envreport
+
+    report = envreport.collect()
+    click.echo(envreport.as_text(report))
+    raise SystemExit(1 if report["problems"] else 0)
+
+
+@command("lab")
+@click.argument("lesson", type=LESSON, required=False)
+@click.option("--no-browser", is_flag=True, help="Print the address, open no browser window.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port; by default the first free one.")
+def lab_command(lesson: str | None, no_browser: bool, port: int | None) -> None:
+    """Open JupyterLab on your own copy of the notebooks, at LESSON if given.
+
+    Your copy is the folder workspace/ (COURSE_WORKSPACE moves it). It is made on first use and never
+    overwritten; lessons that it lacks are added. Ctrl-C in this terminal shuts JupyterLab down.
+    """
+    from course_utils.tools import lab
+
+    raise SystemExit(lab.open_lab(lesson, browser=not no_browser, port=port))
+
+
+@command("reset")
+@click.argument("lesson", type=LESSON)
+def reset_command(lesson: str) -> None:
+    """Take LESSON afresh into your workspace; your copy is kept beside it as a backup."""
+    from course_utils.tools import lab
+
+    click.echo(lab.reset(lesson))
+
+
+@command("run")
+@click.argument("lessons", metavar="[LESSON]...", type=LESSON, nargs=-1)
+@click.option(
+    "--edition",
+    type=click.Choice(["learner", "solutions"]),
+    default="learner",
+    show_default=True,
+    help="With blanks, or with the reference answers.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where the lessons compute.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every lesson.")
+@click.option("--full", is_flag=True, help="Longer, prettier runs (sets FAST = False).")
+@click.option(
+    "-p",
+    "--parameter",
+    "parameters",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Set a variable of the parameters cell; may be repeated.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Lessons at the same time; cores are shared out.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Deadline for each notebook.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where executed notebooks and reports go; by default a new folder in runs/.",
+)
+def run_command(**options: Any) -> None:
+    """Execute lessons from top to bottom, all of them by default, and write a report.
+
+    The folder of --out gets the executed notebooks, report.html, report.json and junit.xml. The exit status
+    is 0 only if every cell of every lesson ran.
+    """
+    from course_utils.tools import runner
+
+    options["parameters"] = {name: literal(value) for name, value in options["parameters"]}
+    report = runner.run_course(runner.RunOptions(**options))
+    click.echo(report.summary())
+    raise SystemExit(0 if report.ok else 1)
+
+
+@command("test", context_settings=FORWARD)
+@click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
+def test_command(pytest_args: tuple[str, ...]) -> None:
+    """Run the tests; PYTEST_ARGS go to pytest as they are, such as -k seeding or tests/test_data.py."""
+    from course_utils.tools import testing
+
+    raise SystemExit(testing.run_tests(pytest_args))
+
+
+@command("progress")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def progress_command(as_json: bool) -> None:
+    """Show what you have solved, by lesson and exercise."""
+    from course_utils.exercises.progress import summary
+
+    lessons = summary()
+    click.echo(to_json(lessons) if as_json else progress_text(lessons))
+
+
+@command("env")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def env_command(as_json: bool) -> None:
+    """Report versions, device, threads and data of this machine, to read or to paste into a bug report."""
+    from course_utils.tools import envreport
+
+    report = envreport.collect()
+    click.echo(to_json(report) if as_json else envreport.as_text(report))
+
+
+@command("build")
+@click.argument("lessons", metavar="[LESSON]...", type=LESSON, nargs=-1)
+@click.option("--check", is_flag=True, help="Change nothing; say whether notebooks and sources are in step.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Notebooks at the same time.")
+def build_command(lessons: tuple[str, ...], check: bool, jobs: int) -> None:
+    """Make both editions of each LESSON from its source, all by default, and execute them."""
+    from course_utils.tools import build
+
+    result = build.build(lessons, check=check, jobs=jobs)
+    click.echo(result.summary())
+    raise SystemExit(0 if result.ok else 1)
+
+
+@command("bench", context_settings=FORWARD)
+@click.argument("bench_args", nargs=-1, type=click.UNPROCESSED)
+def bench_command(bench_args: tuple[str, ...]) -> None:
+    """Measure the course's speed and size on this machine, beside its goals."""
+    from benchmarks.__main__ import main as bench
+
+    raise SystemExit(bench(list(bench_args)))
+
+
+def literal(text: str) -> object:
+    """Return the value that ``text`` spells, as papermill reads it: a number, True, False, None, or the text."""
+    words = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def to_json(value: object) -> str:
+    """Return ``value`` as JSON to read and to parse."""
+    import json
+
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def progress_text(lessons: Sequence[dict[str, Any]]) -> str:
+    """Return the learner's progress: a table of lessons, then what was tried and is not right yet."""
+    from course_utils.text import table
+
+    def done(items: Sequence[dict[str, str]]) -> str:
+        return f"{sum(item['state'] == 'done' for item in items)} of {len(items)}"
+
+    rows = [(lesson["lesson"], done(lesson["exercises"]), done(lesson["clinic"])) for lesson in lessons]
+    text = table(rows, header=("lesson", "exercises", "clinic"))
+    items = [item for lesson in lessons for item in [*lesson["exercises"], *lesson["clinic"]]]
+    tried = [f"  {item['id']}: {item['title']}" for item in items if item["state"] == "tried"]
+    return "\n".join([text, *(["", "Tried, not right yet:", *tried] if tried else [])])
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command and return its exit code; every failure becomes one sentence on standard error."""
+    try:
+        code = cli.main(args=list(args), prog_name="course", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except click.exceptions.NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        return 2
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        more = f" See `{context.command_path} --help`." if context else ""
+        return complain(f"{error.format_message()}{more}")
+    except (KeyboardInterrupt, click.Abort):
+        complain("Interrupted.")
+        return INTERRUPTED
+    except CourseError as error:
+        return complain(error.sentence)
+    except BrokenPipeError:  # the reader of our output went away, as in `course env | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return complain(unexpected(error))
+
+
+def complain(sentence: str) -> int:
+    """Write ``sentence`` to standard error and return the exit code for wrong usage or environment."""
+    click.echo(sentence, err=True)
+    return 2
+
+
+def unexpected(error: Exception) -> str:
+    """Return the sentence for an error that nobody foresaw; its traceback goes to a file."""
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("course_utils"):
+        return f"The package {error.name!r} is missing. Run `python3 course.py setup`, which repairs the environment."
+    with tempfile.NamedTemporaryFile("w", prefix="course-", suffix=".log", delete=False, encoding="utf-8") as log:
+        log.write("".join(traceback.format_exception(error)))
+    return (
+        f"The command failed with an error the course did not foresee: {type(error).__name__}: {error}. "
+        f"The full story is in {log.name}; please add it, and what `course env` prints, to a bug report."
+    )
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; ``args`` are those of the process by default."""
+    raise SystemExit(run(sys.argv[1:] if args is None else args))
+
+
+if __name__ == "__main__":
+    main()
