@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from course_utils.errors import UsageError
 
@@ -67,10 +67,10 @@ def rng_state() -> dict[str, Any]:
     Generators that you made yourself (`stream`) are not in it: save ``generator.get_state()`` for each.
     """
     version, words, gauss_next = random.getstate()
-    name, key, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
+    kind, key, *rest = np.random.get_state(legacy=True)
     state = {
         "python": [version, torch.tensor(words), gauss_next],
-        "numpy": [str(name), torch.from_numpy(key.astype(np.int64)), int(position), int(has_gauss), float(cached_gaussian)],
+        "numpy": [str(kind), torch.from_numpy(key.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # asking earlier would start CUDA, which takes seconds and memory
@@ -84,8 +84,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Restore what `rng_state` returned. States of devices that this machine lacks are ignored."""
     version, words, gauss_next = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss_next))
-    name, key, *rest = state["numpy"]
-    np.random.set_state((name, key.cpu().numpy().astype(np.uint32), *rest))
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, key.cpu().numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"].cpu())  # cpu: torch.load(map_location="cuda") moved it
     if "cuda" in state and torch.cuda.is_available():
         for index, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
@@ -126,15 +126,75 @@ def loader_kwargs(seed: int, *purpose: str | int) -> dict[str, Any]:
 
 
 def seed_worker(worker_id: int) -> None:
-    """Seed one ``DataLoader`` worker; pass it as ``worker_init_fn``."""
-    raise NotImplementedError
+    """Seed the generators that the dataset owns, differently in each worker and each epoch; a ``worker_init_fn``.
+
+    torch itself seeds the global generators of a worker (Python's, NumPy's, its own) from a base seed, drawn anew
+    from the loader's generator at each epoch, and the worker's number. It can't know the generators that a dataset
+    keeps: every worker gets a copy in the same state, so all of them repeat the same draws, and so does the next
+    epoch. This function seeds those: any attribute of the dataset, or of a dataset inside it (``Subset``,
+    ``ConcatDataset``), that is a `torch.Generator`, a `numpy.random.Generator` or a `random.Random`.
+
+    Raises:
+        UsageError: if it is called outside a worker.
+    """
+    worker = get_worker_info()
+    if worker is None:
+        raise UsageError(
+            "seed_worker seeds a DataLoader worker, and this process is none.",
+            fix="DataLoader(..., worker_init_fn=seed_worker)",
+        )
+    for number, generator in enumerate(_own_generators(worker.dataset)):
+        seed = derive(worker.seed % SEED_LIMIT, "dataset", number)  # worker.seed: base seed + worker number
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, random.Random):
+            generator.seed(seed)
+        else:  # in place, because a transform may hold the same generator
+            bits = generator.bit_generator
+            bits.state = type(bits)(seed).state
+
+
+def _own_generators(dataset: object) -> Iterator[torch.Generator | np.random.Generator | random.Random]:
+    """Walk a dataset and the datasets in it; yield the generators they keep, each once."""
+    waiting, seen = [dataset], set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, (torch.Generator, np.random.Generator, random.Random)):
+            yield item
+        elif isinstance(item, Dataset) or item is dataset:  # any object with __getitem__ can be a dataset
+            waiting.extend(getattr(item, "__dict__", {}).values())
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], Dataset):
+            waiting.extend(item)
 
 
 @contextmanager
 def deterministic(warn_only: bool = False) -> Iterator[None]:
-    """Use only deterministic algorithms inside the block; afterwards every switch is as it was."""
-    raise NotImplementedError
-    yield
+    """Use only deterministic algorithms inside the block; afterwards every switch is as it was.
+
+    An operation that has none raises a RuntimeError which names it (with ``warn_only``, it warns). Deterministic
+    is not seeded: the same input gives the same bits, and the seed decides the input.
+
+    On CUDA, cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` at its first use in the process, so enter the block before it.
+    """
+    cudnn = torch.backends.cudnn
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    switches = cudnn.deterministic, cudnn.benchmark
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark = True, False  # benchmark: it would pick the algorithm by the clock
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        cudnn.deterministic, cudnn.benchmark = switches
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        else:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
 
 
 _deterministic = deterministic  # `seeded` has a parameter of that name
@@ -146,5 +206,7 @@ def _checked(seed: int) -> int:
     except TypeError:
         number = None
     if number is None or not 0 <= number < SEED_LIMIT:
-        raise UsageError("This is not a seed.", got=seed, expected="a whole number from 0 to 2**32 - 1", fix="for example 0")
+        raise UsageError(
+            "This is not a seed.", got=seed, expected="a whole number from 0 to 2**32 - 1", fix="for example 0"
+        )
     return number
