@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from course_utils.exercises.judge import evaluate
-from course_utils.exercises.reference import reference_code
 from course_utils.exercises.registry import exercises_of, find_exercise
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG
 from course_utils.lessons import find_lesson
 from course_utils.paths import SOURCES
+from course_utils.sources import answer_cell, reference_code, setup_code
 
 SEEDS = (0, 1, 2)
 RIGHT_MIN, WRONG_MIN = 2, 4
@@ -110,29 +110,10 @@ class EqualsAll:
 
 
 def reference_answer(stem: str, exercise_id: str) -> Any:
-    """Return what the reference answer's cell hands to ``check``: its setup and own cell are run, no other."""
-    namespace: dict[str, Any] = {"__name__": "reference"}
-    exec(compile(setup_code(stem), f"{stem} setup", "exec"), namespace)
+    """Return what the reference answer's cell hands to ``check``: only the setup and its own cell are run."""
     answers: dict[str, Any] = {}
-    code = reference_code(exercise_id)
-    assert code is not None, f"{exercise_id} has no cell in the source of {stem}"
+    namespace: dict[str, Any] = {"__name__": "reference"}
+    exec(compile(setup_code(SOURCES / f"{stem}.py"), f"{stem} setup", "exec"), namespace)
     namespace["check"] = lambda name, answer=...: answers.update({name: answer})
-    exec(compile(code, exercise_id, "exec"), namespace)
-    call = next(line for line in cell_lines(stem, exercise_id) if line.startswith("check("))
-    exec(compile(call, exercise_id, "exec"), namespace)
+    exec(compile(reference_code(answer_cell(exercise_id)), exercise_id, "exec"), namespace)
     return answers[exercise_id]
-
-
-def cells(stem: str) -> list[tuple[str, str]]:
-    """Return header and body of each cell of a lesson's source."""
-    text = (SOURCES / f"{stem}.py").read_text(encoding="utf-8")
-    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in text.split("\n# %%")[1:]]
-
-
-def setup_code(stem: str) -> str:
-    """Return the parameters cell and the setup cell of a lesson's source."""
-    return "\n".join(body for header, body in cells(stem) if '"parameters"' in header or '"setup"' in header)
-
-
-def cell_lines(stem: str, exercise_id: str) -> list[str]:
-    return next(body for header, body in cells(stem) if f'exercise="{exercise_id}"' in header).splitlines()
