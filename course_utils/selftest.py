@@ -164,9 +164,7 @@ def run(device: str | torch.device = "cpu") -> Results:
 def compare(values: Mapping[str, float], stored: Mapping[str, float] | None = None) -> list[Verdict]:
     """Return a verdict for every stored value; one that was not measured counts as nan."""
     stored = stored_values() if stored is None else stored
-    return [
-        Verdict(what, expected, values.get(what, math.nan), TOLERANCE[what]) for what, expected in stored.items()
-    ]
+    return [Verdict(what, expected, values.get(what, math.nan), TOLERANCE[what]) for what, expected in stored.items()]
 
 
 def stored_values() -> dict[str, float]:

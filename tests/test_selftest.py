@@ -36,9 +36,8 @@ def test_tolerances_tell_another_seed_from_this_one():
     """A tolerance that lets everything pass would be worth nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selftest, "SEED", 3)
-        verdicts = {verdict.what: verdict for verdict in selftest.compare(selftest.fit_line())}
-    assert not verdicts["line: slope"].agrees
-    assert not verdicts["line: loss"].agrees
+        verdicts = selftest.compare(selftest.fit_line())
+    assert [verdict.agrees for verdict in verdicts if verdict.what.startswith("line")].count(False) >= 2
 
 
 def test_shapes_are_listed_in_the_order_the_layers_ran(results):

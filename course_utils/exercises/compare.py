@@ -20,6 +20,7 @@ Mistakes = Iterable[tuple[Any, str]]  # wrong values that have a known cause, ea
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
 _NESTED = (tuple, list, set, frozenset, dict)
+MAX_DEPTH = 20  # levels of containers in containers; answers have two or three
 
 
 def describe(value: object) -> str:
@@ -98,6 +99,8 @@ def is_close(
     got, want = _comparable(value), _comparable(expected)
     if bool(torch.isnan(got).any()) and not bool(torch.isnan(want).any()):
         return Check(what, False, "got nan", _cause(value, mistakes, rtol, atol) or hint)
+    if got.is_complex() != want.is_complex():
+        return Check(what, False, f"got {describe(value)}", hint)
     if torch.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True):
         return Check(what, True, "", hint)
     difference = (got - want).abs().nan_to_num(nan=float("inf")).max().item()
@@ -149,10 +152,11 @@ def raises(what: str, call: Callable[[], object], errors: type[Exception] | tupl
     return Check(what, False, "nothing was raised", hint)
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: object, depth: int = 0) -> bool:
     if type(value) in _NESTED:
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else value  # type: ignore[call-overload]
-        return all(_is_plain(item) for item in items)
+        # A container can hold itself, so the search ends somewhere.
+        return depth < MAX_DEPTH and all(_is_plain(item, depth + 1) for item in items)
     return type(value) in _PLAIN
 
 
@@ -165,7 +169,7 @@ def _cause(value: object, mistakes: Mistakes, rtol: float, atol: float) -> str:
     """Return the sentence of the first known mistake that ``value`` equals, else an empty one."""
     for wrong, cause in mistakes:
         if type(value) in _TENSORS and isinstance(wrong, Tensor) and tuple(value.shape) == tuple(wrong.shape):  # type: ignore[attr-defined]
-            if value.device.type == "meta":  # type: ignore[attr-defined]
+            if value.device.type == "meta" or value.is_complex() != wrong.is_complex():  # type: ignore[attr-defined]
                 continue
             if torch.allclose(_comparable(value), _comparable(wrong), rtol=rtol, atol=atol, equal_nan=True):  # type: ignore[arg-type]
                 return cause

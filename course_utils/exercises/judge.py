@@ -5,8 +5,11 @@ from __future__ import annotations
 import dis
 import types
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+
+import torch
 
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.registry import Exercise
@@ -51,8 +54,8 @@ def _has_empty_body(function: types.FunctionType) -> bool:
 def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Outcome:
     """Run an exercise's checks on an answer and return what they say.
 
-    Global random states are as before afterwards. What the answer prints or warns is thrown away: it
-    neither helps nor hurts.
+    Global random states and PyTorch's global settings are as before afterwards. What the answer prints or
+    warns is thrown away: it neither helps nor hurts.
 
     Args:
         exercise: what to check.
@@ -65,7 +68,13 @@ def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Out
     held: list[str] = []
     quiet = StringIO()
     try:
-        with seeded(inputs.seed), warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
+        with (
+            standard_settings(),
+            seeded(inputs.seed),
+            warnings.catch_warnings(),
+            redirect_stdout(quiet),
+            redirect_stderr(quiet),
+        ):
             warnings.simplefilter("ignore")
             for check in exercise.check(answer, inputs):
                 if not check.passed:
@@ -80,6 +89,37 @@ def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Out
     if not held:
         raise AssertionError(f"the check of {exercise.id} looked at nothing")
     return Outcome(exercise.id, PASSED, tuple(held))
+
+
+@contextmanager
+def standard_settings() -> Iterator[None]:
+    """Give the block PyTorch's usual default dtype, device and gradient mode; afterwards put back all that was set.
+
+    An earlier cell may have left gradients off or float64 on, and an answer may change such a setting itself:
+    neither may decide another exercise.
+    """
+    dtype, device, threads = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    has_anomaly_mode = torch.is_anomaly_enabled()
+    try:
+        torch.set_default_dtype(torch.float32)
+        _set_default_device(torch.device("cpu"))
+        with torch.enable_grad():  # also puts back the gradient mode that an answer leaves behind
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        _set_default_device(device)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.autograd.set_detect_anomaly(has_anomaly_mode)
+
+
+def _set_default_device(device: torch.device) -> None:
+    if torch.get_default_device() != device:
+        # None, not "cpu": a device that is named intercepts every call to PyTorch from then on.
+        torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def _explain(exercise: Exercise, error: BaseException) -> Check:
