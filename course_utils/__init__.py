@@ -11,10 +11,10 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "check": "course_utils.exercises",
-    "hint": "course_utils.exercises",
-    "solution": "course_utils.exercises",
-    "progress": "course_utils.exercises",
+    "check": "course_utils.exercises.render",
+    "hint": "course_utils.exercises.render",
+    "solution": "course_utils.exercises.render",
+    "progress": "course_utils.exercises.render",
     "show": "course_utils.plots",
     "shows_error": "course_utils.display",
     "explore": "course_utils.widgets.panel",

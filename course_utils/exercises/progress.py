@@ -40,22 +40,21 @@ def record(outcome: Outcome) -> str:
     path = progress_path()
     if outcome.state == UNTRIED or path is None:
         return ""
-    state = DONE if outcome.state == PASSED else TRIED
-    if states().get(outcome.exercise_id) in (DONE, state):
+    news = _merged(_in_memory, {outcome.exercise_id: DONE if outcome.state == PASSED else TRIED})
+    known = _read(path)
+    if _merged(known, news) == known:
+        _in_memory.clear()
         return ""
     from filelock import FileLock
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
-            known = _read(path)
-            if known.get(outcome.exercise_id) != DONE:
-                known[outcome.exercise_id] = state
-                write_text(path, json.dumps({"version": 1, "exercises": known}, indent=1, sort_keys=True) + "\n")
-        _in_memory.pop(outcome.exercise_id, None)
+            known = _merged(_read(path), news)  # read again: another kernel may have written since
+            write_text(path, json.dumps({"version": 1, "exercises": known}, indent=1, sort_keys=True) + "\n")
+        _in_memory.clear()
     except (OSError, TimeoutError, NotImplementedError) as error:
-        if _in_memory.get(outcome.exercise_id) != DONE:
-            _in_memory[outcome.exercise_id] = state
+        _in_memory.update(news)
         return f"Progress is kept in this kernel only: {path} can't be written ({type(error).__name__})."
     return ""
 
@@ -63,9 +62,7 @@ def record(outcome: Outcome) -> str:
 def states() -> dict[str, str]:
     """Return the state of every exercise that was ever tried, by exercise id."""
     path = progress_path()
-    known = {} if path is None else _read(path)
-    known.update({key: state for key, state in _in_memory.items() if known.get(key) != DONE})
-    return known
+    return _merged({} if path is None else _read(path), _in_memory)
 
 
 def summary() -> list[dict[str, Any]]:
@@ -83,6 +80,11 @@ def summary() -> list[dict[str, Any]]:
         {"lesson": lesson.stem, "exercises": rows(lesson, EXERCISE), "clinic": rows(lesson, CLINIC)}
         for lesson in LESSONS
     ]
+
+
+def _merged(known: dict[str, str], news: dict[str, str]) -> dict[str, str]:
+    """Return ``known`` with ``news``; what is done in either is done."""
+    return {**known, **{key: state for key, state in news.items() if known.get(key) != DONE}}
 
 
 def _read(path: Path) -> dict[str, str]:
