@@ -1,7 +1,7 @@
 """The learner's progress: one small JSON file, safe under two kernels, movable, never a reason to fail.
 
-``COURSE_PROGRESS`` names another file, or ``off`` for none (batch runs). A file that can't be read is put
-aside under another name, never overwritten; one that can't be written is kept in memory.
+``COURSE_PROGRESS`` names another file, or ``off`` for none (batch runs). A damaged file is put aside under
+another name, never overwritten; where the file can't be read or written, progress is kept in memory.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def record(outcome: Outcome) -> str:
     if outcome.state == UNTRIED or path is None:
         return ""
     news = _merged(_in_memory, {outcome.exercise_id: DONE if outcome.state == PASSED else TRIED})
-    known = _read(path)
-    if _merged(known, news) == known:
-        _in_memory.clear()
-        return ""
     from filelock import FileLock
 
     try:
+        known = _read(path)
+        if _merged(known, news) == known:
+            _in_memory.clear()
+            return ""
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
             known = _merged(_read(path), news)  # read again: another kernel may have written since
@@ -62,7 +62,11 @@ def record(outcome: Outcome) -> str:
 def states() -> dict[str, str]:
     """Return the state of every exercise that was ever tried, by exercise id."""
     path = progress_path()
-    return _merged({} if path is None else _read(path), _in_memory)
+    try:
+        known = {} if path is None else _read(path)
+    except OSError:
+        known = {}
+    return _merged(known, _in_memory)
 
 
 def summary() -> list[dict[str, Any]]:
@@ -88,12 +92,16 @@ def _merged(known: dict[str, str], news: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the states in a progress file; a damaged file is put aside and read as empty."""
+    """Return the states in a progress file; a damaged file is put aside and read as empty.
+
+    Raises:
+        OSError: if there is a file that can't be opened; it may be healthy, so it is left alone.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         return _put_aside(path)
     try:
         exercises = json.loads(text)["exercises"]
@@ -104,8 +112,5 @@ def _read(path: Path) -> dict[str, str]:
 
 def _put_aside(path: Path) -> dict[str, str]:
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
-    try:
-        os.replace(path, path.with_name(f"{path.stem}.damaged-{stamp}{path.suffix}"))
-    except OSError:
-        pass  # unreadable and immovable: it is left alone
+    os.replace(path, path.with_name(f"{path.stem}.damaged-{stamp}{path.suffix}"))
     return {}
