@@ -1,0 +1,182 @@
+"""The learner's workspace, their own copy of the notebooks, and JupyterLab opened on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from course_utils.errors import EnvironmentProblem, UsageError
+from course_utils.lessons import LESSONS
+from course_utils.paths import NOTEBOOKS, ROOT, workspace
+from course_utils.text import plural
+from course_utils.tools.environment import wait_for
+
+PLACES = ("COURSE_WORKSPACE", "COURSE_DATA", "COURSE_PROGRESS")  # kernels start elsewhere, so these become absolute
+
+
+def prepare_workspace() -> list[Path]:
+    """Make the workspace, and copy the lessons that it lacks; what is there stays as it is.
+
+    Returns:
+        The notebooks that were added.
+
+    Raises:
+        EnvironmentProblem: if the workspace can't be written to, or the checkout lacks a built notebook.
+    """
+    missing = [workspace() / f"{lesson.stem}.ipynb" for lesson in LESSONS]
+    return [path for path in missing if not path.exists() and put_copy(original(path.stem), path)]
+
+
+def original(stem: str) -> bytes:
+    """Return the learner edition of a lesson as it is handed out.
+
+    Raises:
+        EnvironmentProblem: if the checkout lacks it.
+    """
+    path = NOTEBOOKS / f"{stem}.ipynb"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise EnvironmentProblem(
+            f"The notebook of lesson {stem} is missing: {path}.",
+            fix="Restore it with `git checkout notebooks`, or make it with `python3 course.py build`.",
+        ) from None
+
+
+def put_copy(content: bytes, path: Path) -> bool:
+    """Write a new file, all of it or nothing; return False if there is one already, which stays.
+
+    Raises:
+        EnvironmentProblem: if the folder can't be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb") as file:  # x: of two that try at once, one gets the name
+            try:
+                file.write(content)
+            except BaseException:
+                path.unlink()
+                raise
+    except FileExistsError:
+        if path.parent.is_dir():
+            return False
+        raise not_writable(path.parent, "a file is in the way") from None
+    except OSError as error:
+        raise not_writable(path.parent, error.strerror or str(error)) from error
+    return True
+
+
+def not_writable(folder: Path, reason: str) -> EnvironmentProblem:
+    """Return the error for a workspace that does not take files."""
+    return EnvironmentProblem(
+        f"The workspace {folder} can't be written to: {reason}.",
+        fix="Make room or change its permissions, or set COURSE_WORKSPACE to another folder.",
+    )
+
+
+def reset(stem: str) -> str:
+    """Take a lesson afresh into the workspace and keep the learner's copy under a name with the time.
+
+    Returns:
+        A sentence that says what was done.
+
+    Raises:
+        EnvironmentProblem: if the workspace can't be written to, or the checkout lacks the notebook.
+    """
+    fresh, path = original(stem), workspace() / f"{stem}.ipynb"
+    try:
+        mine = path.read_bytes()
+    except FileNotFoundError:
+        put_copy(fresh, path)
+        return f"{path} is new: there was no copy before."
+    if mine == fresh:
+        return f"{path} is unchanged since it was handed out; nothing to do."
+    backup = keep_backup(mine, path)
+    path.unlink()
+    put_copy(fresh, path)
+    return f"{path} is fresh again; your copy is kept as {backup.name}. Reload the page if JupyterLab shows it."
+
+
+def keep_backup(content: bytes, path: Path) -> Path:
+    """Write ``content`` beside ``path`` under a name that nothing has yet, and return that name."""
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    backup, count = path.with_name(f"{path.stem}.backup-{stamp}.ipynb"), 1
+    while not put_copy(content, backup):
+        count += 1
+        backup = path.with_name(f"{path.stem}.backup-{stamp}-{count}.ipynb")
+    return backup
+
+
+def open_lab(lesson: str | None = None, *, browser: bool = True, port: int | None = None) -> int:
+    """Open JupyterLab on the workspace, at a lesson if given; return its exit code.
+
+    On POSIX this process becomes JupyterLab, so that signals reach it directly and nothing is left behind.
+
+    Args:
+        lesson: stem of a lesson, such as ``01_tensors``.
+        browser: open a browser window; otherwise the address is printed.
+        port: TCP port; by default the first free one from 8888.
+
+    Raises:
+        EnvironmentProblem: if the workspace can't be made.
+        UsageError: if ``port`` is taken.
+    """
+    if port is not None:
+        check_port(port)
+    added = prepare_workspace()
+    if added:
+        print(f"Copied {plural(len(added), 'lesson')} to your workspace, {workspace()}.")
+    print("JupyterLab starts; press Ctrl-C in this terminal to shut it down.", flush=True)
+    command, env = lab_command(lesson, browser=browser, port=port), lab_environment()
+    if os.name == "posix":
+        _become(command, env)
+    return wait_for(command, env)
+
+
+def _become(command: list[str], env: dict[str, str]) -> NoReturn:
+    sys.stderr.flush()
+    os.execve(command[0], command, env)
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that something listens on, before JupyterLab starts."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(
+                f"Port {port} can't be used: {error.strerror}.",
+                fix="Choose another one, or leave --port out to get a free one.",
+            ) from error
+
+
+def lab_command(lesson: str | None, *, browser: bool, port: int | None) -> list[str]:
+    """Return the command that starts JupyterLab: on this machine only, with its access token, without its news."""
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.root_dir": str(workspace().absolute()),
+        "ServerApp.answer_yes": "True",  # Ctrl-C shuts down without asking again
+        "ServerApp.open_browser": str(browser),
+        "ServerApp.log_level": "WARN",
+        "LabApp.news_url": "None",  # no question about news on the first start
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.default_url": f"/lab/tree/{lesson}.ipynb" if lesson else "/lab",
+    }
+    if port is not None:
+        options |= {"ServerApp.port": str(port), "ServerApp.port_retries": "0"}
+    return [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def lab_environment() -> dict[str, str]:
+    """Return the environment variables of JupyterLab and so of its kernels."""
+    env = dict(os.environ)
+    for name in PLACES:
+        if env.get(name) and env[name].strip().lower() != "off":
+            env[name] = os.path.abspath(os.path.expanduser(env[name]))
+    others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
+    return env | {"PYTHONPATH": os.pathsep.join([str(ROOT), *others])}

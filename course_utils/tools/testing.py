@@ -1,0 +1,47 @@
+"""Run the course's own tests with pytest, in this environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from course_utils.paths import ROOT
+from course_utils.tools.environment import wait_for
+
+# Tests run kernels and training side by side: with a thread per core each, they would slow one another down many
+# times over. A person who sets these keeps their value.
+SINGLE_THREADED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+EXIT_CODES = {0: 0, 1: 1, 2: 130, 5: 1}  # pytest's to ours: passed, failed, interrupted, no test selected
+
+
+def run_tests(args: Sequence[str] = ()) -> int:
+    """Run pytest on the checkout and return the course's exit code; ``args`` go to pytest as they are.
+
+    Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout.
+    """
+    command = [sys.executable, "-m", "pytest", *map(resolved, args)]
+    os.chdir(ROOT)  # where pytest looks for its settings and for tests/
+    code = wait_for(command, environment_for_tests(os.environ))
+    return EXIT_CODES.get(code, 2)
+
+
+def resolved(argument: str) -> str:
+    """Return an absolute path for an argument that names something in the present folder, else the argument."""
+    path, colons, test = argument.partition("::")
+    if argument.startswith("-") or not os.path.exists(path):
+        return argument
+    return os.path.abspath(path) + colons + test
+
+
+def environment_for_tests(env: dict[str, str] | os._Environ[str]) -> dict[str, str]:
+    """Return the variables that tests and all they start see: one thread each, no learner's files touched."""
+    others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
+    return {
+        **dict.fromkeys(SINGLE_THREADED, "1"),
+        "COURSE_PROGRESS": "off",
+        **{name: value for name, value in env.items() if name != "COURSE_PROGRESS"},
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+    }
