@@ -51,7 +51,7 @@ def find_lesson(name: str) -> Lesson:
     """
     wanted = name.removesuffix(".ipynb").removesuffix(".py").lower()
     for lesson in LESSONS:
-        if wanted in (lesson.stem, lesson.name) or (wanted.isdigit() and int(wanted) == int(lesson.number)):
+        if wanted in (lesson.stem, lesson.name) or (wanted.isdecimal() and int(wanted) == int(lesson.number)):
             return lesson
     raise UsageError(
         f"There is no lesson called {name!r}.", fix=did_you_mean(wanted, [lesson.stem for lesson in LESSONS])

@@ -1,0 +1,104 @@
+"""Files are replaced whole or not at all, and folders can be moved."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from course_utils import paths
+from course_utils.paths import atomic_path, write_text
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        assert temporary.parent == path.parent
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error), atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_an_error_in_the_block_makes_no_new_file(tmp_path):
+    with pytest.raises(ValueError), atomic_path(tmp_path / "a.txt"):  # noqa: PT011
+        raise ValueError
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_folders_are_made(tmp_path):
+    write_text(tmp_path / "b" / "c" / "a.txt", "x")
+    assert (tmp_path / "b" / "c" / "a.txt").read_text() == "x"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_an_existing_files_permissions_are_kept(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text("old")
+    path.chmod(0o751)
+    write_text(path, "new")
+    assert mode(path) == 0o751
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_new_file_gets_the_permissions_of_any_new_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "ours.txt", "x")
+        (tmp_path / "plain.txt").write_text("x")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "ours.txt") == mode(tmp_path / "plain.txt")
+
+
+def test_a_file_that_others_read_is_whole_at_every_moment(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old" * 1000)
+    with path.open(encoding="utf-8") as reader:
+        write_text(path, "new" * 1000)
+        assert set(reader.read().split("old")) == {""}
+
+
+def test_text_is_utf8_with_unix_line_ends(tmp_path):
+    write_text(tmp_path / "a.txt", "é\n✓\n")
+    assert (tmp_path / "a.txt").read_bytes() == "é\n✓\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("variable", "function", "default"),
+    [
+        ("COURSE_WORKSPACE", paths.workspace, paths.ROOT / "workspace"),
+        ("COURSE_DATA", paths.derived_data, paths.DATA / "derived"),
+    ],
+)
+def test_folders_move_with_their_variable(monkeypatch, tmp_path, variable, function, default):
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert function() == tmp_path
+    monkeypatch.setenv(variable, "")
+    assert function() == default
+    monkeypatch.delenv(variable)
+    assert function() == default
+
+
+def test_the_root_is_the_folder_of_the_course():
+    assert (paths.ROOT / "course_utils" / "paths.py").exists()
+    assert {paths.NOTEBOOKS.parent, paths.DATA.parent} == {paths.ROOT}
