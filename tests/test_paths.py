@@ -31,7 +31,7 @@ def test_a_file_is_replaced_when_the_block_ends(tmp_path):
 def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path, error):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(error), atomic_path(path) as temporary:
+    with pytest.raises(error), atomic_path(path) as temporary:  # noqa: PT012
         temporary.write_text("half")
         raise error
     assert path.read_text() == "old"

@@ -9,14 +9,14 @@ callbacks are used: the values of ``HTML`` and ``Image`` widgets change, which i
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from course_utils.cards import in_notebook
-from course_utils.plots import Diagram, describe_figure
+from course_utils.plots import ALT_WIDTH, Diagram, describe_figure, png_bytes
 from course_utils.text import shorten
 
 if TYPE_CHECKING:
@@ -139,13 +139,11 @@ def rendered(picture: Figure | Diagram) -> tuple[bytes | str, str]:
     """Return a picture as PNG bytes or SVG text, with its description; a figure is closed."""
     if isinstance(picture, Diagram):
         return picture.svg, picture.text
-    import matplotlib.pyplot as plt
-
-    description = describe_figure(picture)
-    buffer = BytesIO()
-    picture.savefig(buffer, format="png", bbox_inches="tight")
-    plt.close(picture)
-    return buffer.getvalue(), description
+    data, description = png_bytes(picture), describe_figure(picture)
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close(picture)  # else the cell's end would display it a second time
+    return data, description
 
 
 def _live(widget: Widget) -> dict[str, Any]:
@@ -154,10 +152,11 @@ def _live(widget: Widget) -> dict[str, Any]:
 
 
 def _as_html(picture: bytes | str, description: str) -> str:
+    words = escape(shorten(description, ALT_WIDTH))
     if isinstance(picture, str):
-        return f'<div role="img" aria-label="{escape(shorten(description))}">{picture}</div>'
+        return f'<div role="img" aria-label="{words}">{picture}</div>'
     data = base64.b64encode(picture).decode()
-    return f'<img alt="{escape(shorten(description))}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    return f'<img alt="{words}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
 
 def _as_pre(text: str) -> str:
