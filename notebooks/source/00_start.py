@@ -197,10 +197,16 @@ for verdict in verdicts:
 # ## What this machine has
 #
 # When something fails, the first thing that anybody who wants to help you will ask is what you have installed. This
-# is the answer, in a form to paste into a bug report; `python3 course.py env` prints the same in a terminal.
+# is the answer, in a form to paste into a bug report. `python3 course.py env` prints it in a terminal, together with
+# the folders in use; look through those before you paste them anywhere, since they often contain your name.
 
 # %% id="environment" tags=["nbval-ignore-output"]
-print(envreport.as_text(envreport.collect()))
+report = envreport.collect()
+facts = ("python", "torch", "torchvision", "cuda", "device", "threads", "cores", "deterministic", "platform")
+rows = [(fact, str(report[fact])) for fact in facts]
+rows += [(f"data: {entry['name']}", envreport.data_text(entry)) for entry in report["data"]]
+print(table(rows, ("what", "value")))
+print("\nproblems:", *(report["problems"] or ["none"]), sep="\n- " if report["problems"] else " ")
 
 # %% [markdown] id="versions-intro"
 # ### Locked and installed versions
@@ -320,7 +326,9 @@ again = torch.rand(3, generator=stream(SEED, "demo"))
 print(f"the same numbers twice: {torch.equal(first, again)}")
 
 # %% [markdown] id="recap"
-# ## You can now
+# ## Recap
+#
+# You can now
 #
 # - run a lesson, commit to a prediction, use an explorer, check an exercise and ask for help with it;
 # - say what your machine has, and whether it computes what it should;
