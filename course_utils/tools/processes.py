@@ -1,0 +1,180 @@
+"""Trees of processes: how many cores there are for them, what they use, and how to end all of them.
+
+Everything here works on "what is below a process". On Linux a process that calls ``adopt_orphans`` also keeps
+below itself what tries to leave: a child that started a session of its own and whose parent has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+TOKEN = "COURSE_RUN_TOKEN"  # in the environment of every process of one notebook, to find those that left its tree
+LOG_NAME = "kernel.log"  # what a kernel's process writes on its own standard streams
+GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+END_TIMEOUT_S = 5.0
+_KERNEL_PARTS = (f"{os.sep}IPython{os.sep}", f"{os.sep}ipykernel{os.sep}")  # in a stack, frames below a cell's own
+_CELL_FILE = re.compile(r'File "[^"]*ipykernel_\d+[/\\]\d+\.py"')
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def core_count() -> int:
+    """Return how many cores this process may use: fewer than the machine has under ``taskset`` or in a container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for text in _cgroup_values("cpu.max"):  # "200000 100000" is two cores, "max 100000" no limit
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            count = min(count, int(quota) // int(period))
+    return max(1, count)
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that new processes can take without swapping, in bytes; a container's limit counts."""
+    available = psutil.virtual_memory().available
+    for limit, used in zip(_cgroup_values("memory.max"), _cgroup_values("memory.current"), strict=False):
+        if limit.isdigit() and used.isdigit():
+            available = min(available, int(limit) - int(used))
+    return max(0, available)
+
+
+def _cgroup_values(name: str) -> Iterator[str]:
+    """Yield a setting of this process's control group and of the groups around it (Linux, cgroup v2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith("0::"):
+            group = _CGROUPS / line[3:].lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(_CGROUPS):
+                    with contextlib.suppress(OSError):
+                        yield (folder / name).read_text().strip()
+
+
+def adopt_orphans() -> bool:
+    """Make this process the new parent of its orphaned descendants; return whether the system can (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """Return the living descendants of a process; one that has ended and waits to be collected is not living."""
+    try:
+        return [process for process in psutil.Process(pid).children(recursive=True) if _is_living(process)]
+    except GONE:
+        return []
+
+
+def _is_living(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except GONE:
+        return False
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return the living processes that were started with this environment variable, wherever they hang now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(*GONE, OSError):
+            if process.environ().get(variable) == value and _is_living(process) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def end(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes. All are halted first, so that none can start another while its neighbours end."""
+    processes = list(processes)
+    for process in processes:
+        with contextlib.suppress(*GONE):
+            process.suspend()
+    for process in processes:
+        with contextlib.suppress(*GONE):
+            process.kill()
+
+
+def end_below(pid: int, timeout_s: float = END_TIMEOUT_S) -> list[psutil.Process]:
+    """Kill everything below a process until nothing is left; return what resisted for ``timeout_s`` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while (left := below(pid)) and time.monotonic() < deadline:
+        end(left)
+        time.sleep(0.01)
+    return left
+
+
+@dataclass
+class Meter:
+    """Adds up what the processes below one process use, sample by sample."""
+
+    pid: int
+    peak_bytes: int = 0  # most memory at one time
+    processes: int = 0  # at the last sample
+    memory_bytes: int = 0  # at the last sample
+    _cpu_s: dict[tuple[int, float], float] = field(default_factory=dict)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time seen so far, of processes that have ended too, up to their last sample."""
+        return sum(self._cpu_s.values())
+
+    def sample(self) -> None:
+        """Look once at every process below. Costs about 2 ms for a hundred processes on the machine."""
+        processes = below(self.pid)
+        self.processes = len(processes)
+        self.memory_bytes = sum(_memory_bytes(process, shared=len(processes) > 1) for process in processes)
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes, *map(_highest_bytes, processes), 0)
+        for process in processes:
+            with contextlib.suppress(*GONE):
+                times = process.cpu_times()
+                self._cpu_s[process.pid, process.create_time()] = times.user + times.system
+
+
+def _memory_bytes(process: psutil.Process, *, shared: bool) -> int:
+    """Return a process's memory; with ``shared``, pages that several processes use count once between them."""
+    with contextlib.suppress(*GONE, OSError):
+        if shared and sys.platform.startswith("linux"):
+            return process.memory_full_info().pss
+        return process.memory_info().rss
+    return 0
+
+
+def _highest_bytes(process: psutil.Process) -> int:
+    """Return the most memory that a process ever had, where the system keeps it: a peak between two samples."""
+    if sys.platform == "win32":
+        with contextlib.suppress(*GONE):
+            return process.memory_info().peak_wset
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def last_words(log: Path, limit: int = 4000) -> str:
+    """Return what a kernel's process wrote about its own end: the crash and the lesson's part of the stack."""
+    try:
+        lines = log.read_bytes()[-64 * 1024 :].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    stacks = [index for index, line in enumerate(lines) if line.startswith("Current thread")]
+    if not stacks:
+        return "\n".join(lines[-20:]).strip()[-limit:]
+    kept = [line for line in lines if line.startswith("Fatal Python error")][-1:] + ["Most recent call first:"]
+    for line in lines[stacks[-1] + 1 :]:
+        if not line.strip() or any(part in line for part in _KERNEL_PARTS):
+            break
+        kept.append(_CELL_FILE.sub('File "<cell>"', line))
+    return "\n".join(kept)[:limit]
