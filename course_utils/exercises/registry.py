@@ -58,6 +58,6 @@ def find_exercise(exercise_id: str) -> Exercise:
     name = str(exercise_id).partition(".")[0]
     lessons = [lesson for lesson in LESSONS if lesson.name == name] or list(LESSONS)
     known = {exercise.id: exercise for lesson in lessons for exercise in exercises_of(lesson)}
-    if exercise_id not in known:
+    if not isinstance(exercise_id, str) or exercise_id not in known:
         raise UsageError(f"There is no exercise called {exercise_id!r}.", fix=did_you_mean(str(exercise_id), known))
     return known[exercise_id]
