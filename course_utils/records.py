@@ -21,7 +21,7 @@ class Step:
     epoch: int = 0  # epochs before this one
     batch: int = 0  # batches of this epoch before this step
     n_examples: int = 0  # examples in this step
-    grad_norm: float | None = None  # length of the gradient before clipping; None where nothing is clipped
+    grad_norm: float | None = None  # length of the gradient before clipping; None without clipping or without update
     was_skipped: bool = False  # the gradient scaler found inf or nan, so the weights were left alone
 
 
@@ -34,6 +34,7 @@ class Epoch:
     validation: Mapping[str, float] = field(default_factory=dict)  # "loss" and the metrics, means over examples
     lr: float = math.nan  # learning rate of the last step
     n_steps: int = 0  # steps in this epoch
+    last_step: int = 0  # index of the last of them
     is_best: bool | None = None  # the best epoch so far; None where nobody watches
     seconds: float = field(default=math.nan, compare=False)  # wall time; after a resume, since the resume
 
@@ -45,7 +46,7 @@ class Run:
     losses: tuple[float, ...] = field(repr=False)  # training loss of each step
     lrs: tuple[float, ...] = field(default=(), repr=False)  # learning rate that each step used
     n_examples: tuple[int, ...] = field(default=(), repr=False)  # examples in each step
-    grad_norms: tuple[float | None, ...] = field(default=(), repr=False)  # before clipping; None without clipping
+    grad_norms: tuple[float | None, ...] = field(default=(), repr=False)  # before clipping; see Step
     skipped: tuple[int, ...] = ()  # index of each step whose update was skipped
     epochs: tuple[Epoch, ...] = field(default=(), repr=False)
     stopped_by: str = "epochs"  # "epochs", "max_steps", "patience" or "observer"
@@ -94,6 +95,14 @@ class Recorder:
         self.lrs.append(lr)
         self.n_examples.append(n_examples)
 
+    def skip_last(self) -> None:
+        """Note that the step added last led to no update. Its gradient has no length: it held inf or nan."""
+        self.skipped.append(self.n_steps - 1)
+        if self._unread:
+            self._unread[-1] = self._unread[-1][0], None
+        else:
+            self.grad_norms[-1] = None
+
     @property
     def n_unread(self) -> int:
         """Steps whose numbers are still on the device."""
@@ -134,6 +143,7 @@ class Recorder:
             validation=dict(validation),
             lr=self.lrs[-1],
             n_steps=len(self.losses) - self.first_step,
+            last_step=len(self.losses) - 1,
             is_best=is_best,
             seconds=seconds,
         )
@@ -162,7 +172,7 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain data; the long lists as tensors, which are small and quick to store."""
-        has_norms = any(norm is not None for norm in self.grad_norms)
+        norms = [math.nan if norm is None else norm for norm in self.grad_norms]
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -170,7 +180,7 @@ class Recorder:
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "lrs": torch.tensor(self.lrs, dtype=torch.float64),
             "n_examples": torch.tensor(self.n_examples, dtype=torch.int64),
-            "grad_norms": torch.tensor(self.grad_norms, dtype=torch.float64) if has_norms else None,
+            "grad_norms": torch.tensor(norms, dtype=torch.float64),
             "skipped": list(self.skipped),
             "epochs": [asdict(epoch) for epoch in self.epochs],
         }
@@ -180,7 +190,6 @@ class Recorder:
         self.epoch, self.batch, self.first_step = state["epoch"], state["batch"], state["first_step"]
         self.losses, self.lrs = state["losses"].tolist(), state["lrs"].tolist()
         self.n_examples = state["n_examples"].tolist()
-        norms = state["grad_norms"]
-        self.grad_norms = [None] * len(self.losses) if norms is None else norms.tolist()
+        self.grad_norms = [None if math.isnan(norm) else norm for norm in state["grad_norms"].tolist()]
         self.skipped = list(state["skipped"])
         self.epochs = [Epoch(**fields) for fields in state["epochs"]]

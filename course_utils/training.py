@@ -96,7 +96,7 @@ def accumulate_gradients(
     losses = []
     for x, y in window:
         with _precision(model, amp):
-            loss = loss_fn(model(x), y)
+            loss = _checked_loss(loss_fn(model(x), y))
         if len(window) > 1:
             loss = loss * (n_examples((x, y)) / n_total)  # so that the shares add up to the mean over all
         (scaler.scale(loss) if scaler else loss).backward()
@@ -135,8 +135,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the loss and the metrics over all examples, each example weighing the same.
 
-    The model is in eval mode meanwhile, no gradients are kept, and no generator has moved afterwards: a run
-    trains the same whether it is evaluated or not.
+    The model is in eval mode meanwhile and no gradients are kept. Afterwards the global generators and the loader's own
+    are where they were: a run trains the same whether it is evaluated or not.
 
     Raises:
         DataError: if there are no batches.
@@ -144,7 +144,7 @@ def evaluate(
     device, count = device_of(model), 0
     functions = {"loss": loss_fn, **(metrics or {})}
     totals = dict.fromkeys(functions, 0.0)
-    with evaluating(model), preserved_rng():
+    with evaluating(model), preserved_rng(), _preserved(_generators_of(batches)):
         for batch in batches:
             x, y = to_device(as_pair(batch), device)
             with _precision(model, amp):
@@ -265,7 +265,7 @@ def fit(
                     if facts.n_unread >= read_every:
                         read(window)  # raises while the weights are still good
                     if not update(optimizer, scaler):
-                        facts.skipped.append(facts.n_steps - 1)
+                        facts.skip_last()
                     elif step_schedule:
                         step_schedule.step()
                     for observe in observers:
@@ -369,26 +369,24 @@ def logging_to(folder: str | Path, model: nn.Module | None = None) -> Iterator[O
     from torch.utils.tensorboard import SummaryWriter  # late: the import takes seconds
 
     writer: SummaryWriter | None = None
-    last_index = 0
 
     def log(record: Step | Epoch) -> None:
-        nonlocal writer, last_index
-        if isinstance(record, Step):
-            last_index = record.index
+        nonlocal writer
+        index = record.index if isinstance(record, Step) else record.last_step
         if writer is None:  # purge_step: hide what an interrupted run wrote beyond the checkpoint
-            writer = SummaryWriter(str(folder), purge_step=last_index)
+            writer = SummaryWriter(str(folder), purge_step=index)
         if isinstance(record, Step):
             numbers = {"step/loss": record.loss, "step/lr": record.lr, "step/grad_norm": record.grad_norm}
         else:
             numbers = {"epoch/loss": record.loss, **{f"validation/{name}": v for name, v in record.validation.items()}}
         for tag, number in numbers.items():
             if number is not None:
-                writer.add_scalar(tag, number, last_index)
+                writer.add_scalar(tag, number, index)
         if isinstance(record, Epoch) and model is not None:
             for name, parameter in model.named_parameters():
-                writer.add_histogram(f"weights/{name}", parameter.detach().float(), last_index)
+                writer.add_histogram(f"weights/{name}", parameter.detach().float(), index)
                 if parameter.grad is not None:
-                    writer.add_histogram(f"gradients/{name}", parameter.grad.float(), last_index)
+                    writer.add_histogram(f"gradients/{name}", parameter.grad.float(), index)
 
     try:
         yield log
@@ -515,9 +513,9 @@ class _Windows:
             )
 
     def _skip(self, batches: Iterator[Any]) -> None:
-        labels, seen = None, 0
+        seen = 0
         for batch in islice(batches, self.facts.batch):
-            labels, seen = as_pair(batch)[1], seen + 1
+            self._last_labels, seen = as_pair(batch)[1], seen + 1
         if seen < self.facts.batch:
             raise CheckpointError(
                 "The loader ends before the place where the checkpoint was made.",
@@ -525,7 +523,7 @@ class _Windows:
                 expected=f"at least the {self.facts.batch} that were used",
                 fix="resume with the same data and the same batch size",
             )
-        if self._expected_checksum is not None and _checksum(labels) != self._expected_checksum:
+        if self._expected_checksum is not None and _checksum(self._last_labels) != self._expected_checksum:
             raise CheckpointError(
                 "The batches come in another order than before the interruption.",
                 got=f"other labels in batch {self.facts.batch - 1} of epoch {self.facts.epoch}",
@@ -543,13 +541,24 @@ class _Windows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all generators, at the start of the epoch and now, and a checksum of the last labels."""
-        return {"epoch_start": self._epoch_start, "now": self._draws(), "labels": _checksum(self._last_labels)}
+        labels = _checksum(self._last_labels) if self.facts.batch else 0
+        return {"epoch_start": self._epoch_start, "now": self._draws(), "labels": labels}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the generators where they were when the state was made."""
         _check_same_names("generators", expected=state["now"]["own"], got=self.generators)
         self._epoch_start, self._expected_checksum = state["epoch_start"], state["labels"]
         self._set_draws(state["now"])
+
+
+@contextmanager
+def _preserved(generators: Mapping[str, torch.Generator]) -> Iterator[None]:
+    states = {name: generator.get_state() for name, generator in generators.items()}
+    try:
+        yield
+    finally:
+        for name, generator in generators.items():
+            generator.set_state(states[name])
 
 
 def _is_function(batches: Batches) -> bool:
@@ -704,6 +713,23 @@ def _non_finite(
         place += f", batch {facts.batch - len(window)}"
     return NonFiniteError(
         f"The {what} of step {index} is {value}.", got=f"{value} in {place}", expected="a finite number", fix=fix
+    )
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    if not isinstance(loss, Tensor):
+        got = f"a {type(loss).__name__}"
+    elif loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}"
+    else:
+        got = "a number cut off from the model: .item(), .detach() or no_grad somewhere on its way"
+    raise UsageError(
+        "A step needs one loss that knows how it was computed.",
+        got=got,
+        expected="a tensor of shape (), the mean over the examples, made from the model's output",
+        fix="return the tensor itself; reduction='mean' makes one number of many",
     )
 
 
