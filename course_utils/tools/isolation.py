@@ -29,7 +29,8 @@ _LEFT_OUT = (
 def plain_surroundings() -> Iterator[dict[str, str]]:
     """Give the environment variables for a kernel whose outputs are stored or compared.
 
-    CPU only, one thread, no progress file, and neither IPython's nor matplotlib's settings of this user.
+    CPU only, one thread, no progress file, the same inputs in every check, and neither IPython's nor matplotlib's
+    settings of this user.
     """
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as folder:
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
@@ -44,6 +45,7 @@ def plain_surroundings() -> Iterator[dict[str, str]]:
             "MKL_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "COURSE_PROGRESS": "off",
+            "COURSE_CHECK_SEED": "0",
             "IPYTHONDIR": folder,
             "MATPLOTLIBRC": str(no_settings),
             "TZ": "UTC",
