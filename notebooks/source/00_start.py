@@ -206,7 +206,8 @@ facts = ("python", "torch", "torchvision", "cuda", "device", "threads", "cores",
 rows = [(fact, str(report[fact])) for fact in facts]
 rows += [(f"data: {entry['name']}", envreport.data_text(entry)) for entry in report["data"]]
 print(table(rows, ("what", "value")))
-print("\nproblems:", *(report["problems"] or ["none"]), sep="\n- " if report["problems"] else " ")
+for problem in report["problems"] or ["none found"]:
+    print("problem:", problem)
 
 # %% [markdown] id="versions-intro"
 # ### Locked and installed versions
