@@ -273,7 +273,7 @@ def install_all(environment: Environment, line: LiveLine, lock: int, trusted: bo
         check_space(environment, pinned, cpu)
         line.say(f"Setting up the course in {environment.folder} (Ctrl-C is safe: the same command goes on).")
         line.show("making a virtual environment")
-        installer.make_venv(environment.folder, environment.log)
+        installer.make_venv(environment.folder, environment.log, keep_open=(lock,))
     else:
         check_space(environment, pinned, cpu)
         line.say(f"Completing the course's environment in {environment.folder}.")

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ TICK_S = 0.5  # how often somebody who waits is told how far it is
 # What pip says, most telling first: without a network pip ends with "no matching distribution" too.
 NO_SPACE = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|not enough space on the disk")
 BAD_DOWNLOAD = re.compile(r"DO NOT MATCH THE HASHES|IncompleteRead|BadZipFile|has an invalid wheel|zipfile\.BadZip")
-CONFLICT = re.compile(r"ResolutionImpossible|conflicting dependencies|The user requested .*")
+WANTED = re.compile(r"The user requested (?:\(constraint\) )?(\S+)")
 NO_NETWORK = re.compile(
     r"NewConnectionError|Failed to establish a new connection|NameResolutionError|name resolution|getaddrinfo failed"
     r"|Network is unreachable|Max retries exceeded|ConnectTimeout|Read timed out|ReadTimeoutError|ConnectionResetError"
@@ -73,7 +74,8 @@ def run_logged(
 ) -> tuple[int, list[str]]:
     """Run a program, add its output to ``log``, and return its exit code and its lines.
 
-    However this ends, the program has ended too. ``keep_open`` are file descriptors that it inherits (POSIX).
+    However this ends, the program and all it started have ended too. ``keep_open`` are file descriptors that it
+    inherits (POSIX): a lock kept open by an orphan stays held until the orphan is done.
     """
     lines: list[str] = []
     arriving: SimpleQueue[str | None] = SimpleQueue()
@@ -86,6 +88,7 @@ def run_logged(
         encoding="utf-8",
         errors="replace",
         pass_fds=keep_open if os.name == "posix" else (),
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end the whole group
     )
 
     def read() -> None:
@@ -121,17 +124,24 @@ def run_logged(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End ``process`` if it still runs: ask, wait, then insist."""
+    """End ``process`` and its group if it still runs: ask, wait, then insist."""
     if process.poll() is None:
-        process.terminate()
+        _signal(process, "SIGTERM")
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _signal(process, "SIGKILL")
             process.wait()
 
 
-def make_venv(folder: Path, log: Path) -> None:
+def _signal(process: subprocess.Popen[str], name: str) -> None:
+    if os.name == "posix":
+        os.killpg(process.pid, getattr(signal, name))
+    else:
+        process.kill()
+
+
+def make_venv(folder: Path, log: Path, keep_open: Sequence[int] = ()) -> None:
     """Make a virtual environment with pip in ``folder`` from the Python in use.
 
     Raises:
@@ -142,7 +152,7 @@ def make_venv(folder: Path, log: Path) -> None:
     if not (find_spec("venv") and find_spec("ensurepip")):
         raise venv_missing()
     python = getattr(sys, "_base_executable", None) or sys.executable  # not another environment's, which may go away
-    code, lines = run_logged([python, "-m", "venv", folder], log)
+    code, lines = run_logged([python, "-m", "venv", folder], log, keep_open=keep_open)
     text = "\n".join(lines)
     if code == 0:
         return
@@ -196,21 +206,22 @@ def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentPro
             "A download arrived damaged.",
             fix=f"Run the same command again; if it happens again, see {log}.",
         )
-    if CONFLICT.search(text):
-        cause = next((line for line in lines if "requires" in line or "depends on" in line), CONFLICT.search(text)[0])
-        return EnvironmentProblem(
-            f"The pinned versions can't be installed together: {shorten(cause)}.",
-            fix=f"Undo changes to requirements.txt and constraints.txt, or to pip's own settings (`pip config list`); "
-            f"pip's full output is in {log}.",
-        )
     if NO_NETWORK.search(text):
         return EnvironmentProblem(
             "The package index can't be reached: there is no network, or a proxy or firewall is in the way.",
             fix="Check the connection, then run the same command again; what has been downloaded is kept. "
             f"pip's full output is in {log}.",
         )
-    if match := NO_BUILD.search(text):
-        name, _, version = match[1].partition("==")
+    wanted = set(WANTED.findall(text))
+    if len(wanted) > 1:
+        return EnvironmentProblem(
+            f"The pinned versions can't be installed together: {' against '.join(sorted(wanted))}.",
+            fix="Undo changes to requirements.txt and constraints.txt, or to pip's own settings (`pip config list`); "
+            f"pip's full output is in {log}.",
+        )
+    match = NO_BUILD.search(text)
+    if match or wanted:  # with a pin and an equal constraint, pip speaks of a conflict of the two
+        name, _, version = (match[1] if match else wanted.pop()).partition("==")
         python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
         return EnvironmentProblem(
             f"There is no build of {name} {version}".rstrip()

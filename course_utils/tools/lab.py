@@ -15,6 +15,7 @@ from course_utils.paths import NOTEBOOKS, ROOT, workspace
 from course_utils.text import plural
 from course_utils.tools.environment import wait_for
 
+SETTINGS = Path(__file__).with_name("jupyter")  # no question about news on the first start
 PLACES = ("COURSE_WORKSPACE", "COURSE_DATA", "COURSE_PROGRESS")  # kernels start elsewhere, so these become absolute
 
 
@@ -156,15 +157,14 @@ def check_port(port: int) -> None:
 
 
 def lab_command(lesson: str | None, *, browser: bool, port: int | None) -> list[str]:
-    """Return the command that starts JupyterLab: on this machine only, with its access token, without its news."""
+    """Return the command that starts JupyterLab: on this machine only, with its access token."""
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.root_dir": str(workspace().absolute()),
         "ServerApp.answer_yes": "True",  # Ctrl-C shuts down without asking again
         "ServerApp.open_browser": str(browser),
-        "ServerApp.log_level": "WARN",
-        "LabApp.news_url": "None",  # no question about news on the first start
-        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "ServerApp.allow_root": "True",  # in a container root is the usual user; the address is local and needs the token
+        "Application.log_level": "WARN",
         "LabApp.default_url": f"/lab/tree/{lesson}.ipynb" if lesson else "/lab",
     }
     if port is not None:
@@ -179,4 +179,9 @@ def lab_environment() -> dict[str, str]:
         if env.get(name) and env[name].strip().lower() != "off":
             env[name] = os.path.abspath(os.path.expanduser(env[name]))
     others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
-    return env | {"PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
+    # Defaults, so that what the reader has chosen in JupyterLab before still wins.
+    settings = [str(SETTINGS), *filter(None, [env.get("JUPYTER_CONFIG_PATH")])]
+    return env | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
+    }
