@@ -854,8 +854,8 @@ print("the five seeds lie within 5 percentage points:     ", spread < 0.05)
 print("the low rate costs more than the luck of the seed: ", gap > spread)
 
 # %% [markdown] id="luck-says"
-# Seeds move the result by a point or two here. From 98 % to 90 % is not luck: it is a difference in the program. And
-# when you compare two ideas, compare several seeds of each. A gain that is smaller than the spread is no gain.
+# Seeds move the result by two or three points here. From 98 % to 90 % is not luck: it is a difference in the program.
+# And when you compare two ideas, compare several seeds of each. A gain that is smaller than the spread is no gain.
 #
 # ### Exercise: a shuffle that survives a crash
 #
@@ -919,6 +919,7 @@ guess = ...  # for example ["weights", ...]
 SCRIPT = f"""
 import sys, time
 import torch, torch.nn.functional as F
+from torch.optim.lr_scheduler import OneCycleLR
 from course_utils.checkpoints import Keeper
 from course_utils.data import Batches, load_digits8
 from course_utils.models import MLP
@@ -1087,14 +1088,14 @@ print("the file has the loss of each step:", np.allclose(logged, run.losses))
 
 # %% [markdown] id="tensorboard-says"
 # In a terminal, `tensorboard --logdir FOLDER` draws them. Of all curves, look at the **gradient length** first: it
-# tells you hours before the loss that something is about to break, or that nothing arrives at the first layers.
+# often shows before the loss does that something is about to break, or that nothing arrives at the first layers.
 #
 # ### Settings belong into a file, and the file to the run
 #
 # In three months you will want to know what gave that result. So the settings of a run stand in a YAML file, and a copy
 # of it lies beside the checkpoints. YAML has a trap for learning rates.
 #
-# **Predict.** What are the types of `a`, `b` and `c`?
+# **Predict.** In the YAML line `{a: 0.0001, b: 1e-4, c: 1.0e-4}`, what are the types of the three values?
 
 # %% id="predict-yaml" tags=["prediction"]
 guess = ...
@@ -1350,8 +1351,8 @@ for ax in axes:
     ax.axis("off")
 for ax, index in zip(axes, wrong):
     ax.imshow(test_images[index, 0].cpu(), cmap="gray_r")
-    ax.set_title(f"{test_labels[index]}, not {predicted[index]}", fontsize=8, loc="center")
-show(fig, "Test digits that the network gets wrong: the label, and what it says.")
+    ax.set_title(f"{test_labels[index]} as {predicted[index]}", fontsize=8, loc="center")
+show(fig, "Test digits that the network gets wrong; '9 as 7' is a 9 that it takes for a 7.")
 
 # %% [markdown] id="finetune"
 # ### Fine-tuning: the recipe
@@ -1607,9 +1608,9 @@ check("training.clinic-resume", resume_run)
 # - kill a run anywhere and resume it without losing a bit;
 # - hunt a fault in an order that works: data, shapes, loss, gradients, learning rate.
 #
-# So why 98 % on one day and 90 % on another? Not luck: the seed moves the result by a point or two. Look for a state
-# that a restart lost, a mode that was not switched back, a scheduler whose calls were miscounted, a batch that broke
-# the weights. Each is visible in a log of loss, rate and gradient length, or in a check that takes a second.
+# So why 98 % on one day and 90 % on another? Not luck: the seed moved the result by two or three points. Look for a
+# state that a restart lost, a mode that was not switched back, a scheduler whose calls were miscounted, a batch that
+# broke the weights. Each is visible in a log of loss, rate and gradient length, or in a check that takes a second.
 #
 # To read next, in the official documentation: [torch.optim](https://docs.pytorch.org/docs/stable/optim.html), with
 # "How to adjust learning rate"; the notes on
