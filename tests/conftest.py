@@ -1,0 +1,31 @@
+"""What all tests share: no network, no learner's files, time limits that suit a busy machine."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("course", deadline=None)  # a busy machine is no failure
+settings.load_profile("course")
+
+
+@pytest.fixture(autouse=True)
+def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse connections beyond this machine, so that no test comes to need a network."""
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: object) -> None:
+        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise AssertionError(f"a test tried to reach {address[0]}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+
+
+@pytest.fixture(autouse=True)
+def no_learner(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep progress and notebooks of whoever runs the tests out of reach."""
+    monkeypatch.setenv("COURSE_PROGRESS", "off")
+    monkeypatch.setenv("COURSE_WORKSPACE", str(tmp_path_factory.getbasetemp() / "workspace"))
