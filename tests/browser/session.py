@@ -1,7 +1,7 @@
 """Drive a real lesson in JupyterLab with the system's Chromium, as a learner would.
 
-Also a program: ``python -m tests.browser.session 01_tensors docs/images/lesson.png`` runs the lesson, moves its
-explorer and keeps the screenshot that the README shows.
+Also a program: ``python -m tests.browser.session 01_tensors docs/images/lesson.png 1`` runs the lesson, moves the
+first control of its explorer by one key and keeps the screenshot that the README shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from course_utils.paths import ROOT, write_text
 
 START_S, RUN_S, REDRAW_S = 60.0, 180.0, 20.0
-PAGE = {"width": 1360, "height": 900}  # CSS pixels
+PAGE = {"width": 1280, "height": 1040}  # CSS pixels
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_OPTIONS = (
     "--no-sandbox",  # in containers, where root is the usual user
@@ -34,7 +34,7 @@ CHROMIUM_OPTIONS = (
     "--disable-sync",
     "--no-first-run",
 )
-HANDLE = ".jp-OutputArea .widget-slider .noUi-handle"
+CONTROL = ".jp-OutputArea .widget-slider .noUi-handle, .jp-OutputArea .widget-dropdown select"
 PICTURE = ".jp-OutputArea .jupyter-widgets img, .jp-OutputArea .jupyter-widgets svg"
 
 
@@ -64,12 +64,12 @@ class Seen:
 
 
 def visit(lesson: str, screenshot: Path | None = None, keys: int = 12) -> Seen:
-    """Open ``lesson`` in JupyterLab, run all cells, move the first slider by keyboard, and look.
+    """Open ``lesson`` in JupyterLab, run all cells, move its first control by keyboard, and look.
 
     Args:
         lesson: stem such as ``01_tensors``; its learner edition must be built.
         screenshot: where to keep a picture of the page, with the explorer in sight.
-        keys: how often the right arrow is pressed.
+        keys: how often the right arrow is pressed; in a menu, how many options further down.
     """
     from playwright.sync_api import sync_playwright
 
@@ -90,13 +90,11 @@ def _work_through(page: Any, screenshot: Path | None, keys: int) -> Seen:
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     _wait_until_idle(page)
-    handle = page.locator(HANDLE).first
-    _bring_into_view(page, handle)
+    control = page.locator(CONTROL).first
+    _bring_into_view(page, control)
     picture = page.locator(PICTURE).first
     before = _source(picture)
-    handle.focus()
-    for _ in range(keys):
-        page.keyboard.press("ArrowRight")
+    _move(page, control, keys)
     deadline = time.monotonic() + REDRAW_S
     while _source(picture) == before and time.monotonic() < deadline:
         page.wait_for_timeout(100)
@@ -104,7 +102,7 @@ def _work_through(page: Any, screenshot: Path | None, keys: int) -> Seen:
     if screenshot is not None:
         page.keyboard.press("Control+b")  # the file browser makes room for the lesson
         page.wait_for_timeout(500)
-        _bring_into_view(page, handle)
+        _bring_into_view(page, control)
         page.wait_for_timeout(500)
         screenshot.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=str(screenshot))
@@ -116,6 +114,16 @@ def _work_through(page: Any, screenshot: Path | None, keys: int) -> Seen:
         after=_source(picture),
         numbers=numbers.inner_text(),
     )
+
+
+def _move(page: Any, control: Any, keys: int) -> None:
+    """Move a slider by arrow keys, or choose the option that stands so much further down in a menu."""
+    if control.evaluate("element => element.tagName") == "SELECT":  # JupyterLab keeps the arrow keys for itself there
+        control.select_option(index=control.evaluate("element => element.selectedIndex") + keys)
+        return
+    control.focus()
+    for _ in range(keys):
+        page.keyboard.press("ArrowRight")
 
 
 def _wait_until_idle(page: Any) -> None:
@@ -216,6 +224,6 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    seen = visit(sys.argv[1], Path(sys.argv[2]))
+    seen = visit(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
     print(f"{seen.executed} cells ran, errors: {seen.errors or 'none'}, picture changed: {seen.before != seen.after}")
     print(seen.numbers)

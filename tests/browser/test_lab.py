@@ -18,4 +18,4 @@ def test_a_lesson_opens_runs_and_its_explorer_moves_by_keyboard():
     assert seen.errors == []
     assert seen.executed > 10
     assert seen.before != seen.after
-    assert "line: y = 1.20 x + 0.00" in seen.numbers
+    assert "line: y = 1.20 x + 0.00" in seen.numbers  # 12 key strokes of 0.1 from 0
