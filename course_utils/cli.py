@@ -151,9 +151,7 @@ def reset_command(lesson: str) -> None:
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Lessons at the same time; cores are shared out.",
+    help="Lessons at the same time; by default as many as cores and memory allow.",
 )
 @click.option(
     "--timeout",
@@ -176,10 +174,10 @@ def run_command(**options: Any) -> None:
     """
     from course_utils.tools import runner
 
-    options["parameters"] = {name: literal(value) for name, value in options["parameters"]}
+    options["parameters"] = {name: runner.parameter_value(value) for name, value in options["parameters"]}
     report = runner.run_course(runner.RunOptions(**options))
     click.echo(report.summary())
-    raise SystemExit(0 if report.ok else 1)
+    raise SystemExit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
 
 
 @command("test", context_settings=FORWARD)
@@ -215,11 +213,12 @@ def env_command(as_json: bool) -> None:
 @click.argument("lessons", metavar="[LESSON]...", type=LESSON, nargs=-1)
 @click.option("--check", is_flag=True, help="Change nothing; say whether notebooks and sources are in step.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Notebooks at the same time.")
-def build_command(lessons: tuple[str, ...], check: bool, jobs: int) -> None:
+@click.option("--force", is_flag=True, help="Execute everything, also what has not changed.")
+def build_command(lessons: tuple[str, ...], check: bool, jobs: int, force: bool) -> None:
     """Make both editions of each LESSON from its source, all by default, and execute them."""
     from course_utils.tools import build
 
-    result = build.build(lessons, check=check, jobs=jobs)
+    result = build.build(lessons, check=check, jobs=jobs, force=force)
     click.echo(result.summary())
     raise SystemExit(0 if result.ok else 1)
 
@@ -231,19 +230,6 @@ def bench_command(bench_args: tuple[str, ...]) -> None:
     from benchmarks.__main__ import main as bench
 
     raise SystemExit(bench(list(bench_args)))
-
-
-def literal(text: str) -> object:
-    """Return the value that ``text`` spells, as papermill reads it: a number, True, False, None, or the text."""
-    words = {"True": True, "False": False, "None": None}
-    if text in words:
-        return words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def to_json(value: object) -> str:

@@ -1,0 +1,53 @@
+"""``course test`` runs pytest as it is, in a world made for tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from course_utils.paths import ROOT
+from course_utils.tools import testing
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
+    """What was started, with its variables; the stand-in ends with the code in ``PYTEST_CODE``."""
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def wait_for(command: list[str], env: dict[str, str]) -> int:
+        seen.append((command, env))
+        return int(os.environ.get("PYTEST_CODE", "0"))
+
+    monkeypatch.setattr(testing, "wait_for", wait_for)
+    monkeypatch.chdir(ROOT)
+    return seen
+
+
+def test_arguments_go_to_pytest_as_they_are(calls):
+    assert testing.run_tests(["-x", "-k", "a and b", "--durations=3"]) == 0
+    assert calls[0][0][1:] == ["-m", "pytest", "-x", "-k", "a and b", "--durations=3"]
+
+
+def test_paths_are_meant_from_the_folder_where_the_command_was_typed(calls, monkeypatch):
+    monkeypatch.chdir(ROOT / "tests")
+    testing.run_tests(["test_cli.py::test_ctrl_c_ends_with_130", "tests/test_paths.py"])
+    assert calls[0][0][3:] == [f"{ROOT}/tests/test_cli.py::test_ctrl_c_ends_with_130", "tests/test_paths.py"]
+    assert os.getcwd() == str(ROOT), "pytest runs in the checkout"
+
+
+@pytest.mark.parametrize(("pytests", "ours"), [(0, 0), (1, 1), (2, 130), (3, 2), (4, 2), (5, 1), (-9, 2)])
+def test_pytests_exit_code_becomes_the_courses(pytests, ours, calls, monkeypatch):
+    monkeypatch.setenv("PYTEST_CODE", str(pytests))
+    assert testing.run_tests() == ours
+
+
+def test_children_compute_on_one_thread_unless_a_person_said_otherwise():
+    assert testing.environment_for_tests({})["OMP_NUM_THREADS"] == "1"
+    assert testing.environment_for_tests({"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+
+
+def test_the_learners_progress_is_not_touched_and_this_checkout_is_the_one_tested():
+    env = testing.environment_for_tests({"COURSE_PROGRESS": "/mine", "PYTHONPATH": f"/other{os.pathsep}{ROOT}"})
+    assert env["COURSE_PROGRESS"] == "off"
+    assert env["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/other"]
