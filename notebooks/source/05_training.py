@@ -23,6 +23,7 @@ import inspect
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,8 +60,6 @@ device = pick_device(DEVICE)
 digits8 = load_digits8()
 train_x, train_y = digits8.train.as_batch(device=device)  # (N, 1, 8, 8) in 0..1, (N,)
 test_x, test_y = digits8.test.as_batch(device=device)
-scratch_folder = tempfile.TemporaryDirectory(prefix="lesson05-", ignore_cleanup_errors=True)
-folder = Path(scratch_folder.name)  # for checkpoints and logs; removed when the kernel ends
 
 # %% [markdown] id="s1"
 # ## 1. What the loss expects
@@ -934,6 +933,7 @@ def slowly(step):
 
 train_digits(keeper=Keeper(sys.argv[1], every=10), observers=[slowly])
 """
+folder = Path(tempfile.mkdtemp(prefix="lesson05-"))  # for checkpoints and logs; the last cell removes it
 program = folder / "train_digits.py"
 _ = program.write_text(SCRIPT, encoding="utf-8")
 
@@ -949,8 +949,8 @@ child.stdout.close()
 print("the process ended by itself:", child.wait() == 0)
 keeper = Keeper(folder / "run")
 saved = keeper.latest()
-place = saved["facts"]
-print("epochs done:", place["epoch"], "of 10; in the middle of the next one:", place["batch"] > 0)
+facts = saved["facts"]
+print("epochs done:", facts["epoch"], "of 10; in the middle of the next one:", facts["batch"] > 0)
 print("the file holds:", ", ".join(sorted(saved)))
 print("your guess:", "none yet" if guess is ... else guess)
 
@@ -1583,12 +1583,15 @@ def resume_run(path, make_model, make_optimizer):
     ### END STUB
 
 
+def make_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
 old = nn.Linear(2, 2)
-state = {"model": old.state_dict(), "optimizer": torch.optim.SGD(old.parameters(), lr=0.1).state_dict()}
-torch.save(state, folder / "interrupted.pt")
-back, stepper = resume_run(
-    folder / "interrupted.pt", lambda: nn.Linear(2, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-)
+state = {"model": old.state_dict(), "optimizer": make_sgd(old.parameters()).state_dict()}
+with tempfile.TemporaryDirectory() as place:
+    torch.save(state, Path(place) / "run.pt")
+    back, stepper = resume_run(Path(place) / "run.pt", lambda: nn.Linear(2, 2), make_sgd)
 back(torch.ones(1, 2)).sum().backward()
 stepper.step()
 print("the next step changed the weights:", not torch.equal(back.weight, old.weight))
@@ -1619,4 +1622,5 @@ check("training.clinic-resume", resume_run)
 # [profiler](https://docs.pytorch.org/docs/stable/profiler.html).
 
 # %% id="progress"
+shutil.rmtree(folder, ignore_errors=True)
 progress()
