@@ -16,8 +16,7 @@ from course_utils.text import plural
 CELL, GAP, MARGIN, TITLE, STRIP = 26, 14, 8, 22, 42  # pixels; STRIP is a row of cells with the numbers below it
 LETTER = 6.6  # pixels, about the width of one letter
 PAPER, LINE, INK, UNUSED = "#ffffff", "#555555", "#111111", "#eeeeee"
-RAMP = ((0xE3, 0xF1, 0xFA), (0x1F, 0x6F, 0xB2))  # first and last element of the storage: light to dark blue
-DARK = 0.7  # share of the ramp beyond which letters are white, for contrast
+RAMP = ((0xEC, 0xF5, 0xFB), (0x3A, 0x8F, 0xD0))  # first and last of the storage: light to dark, black stays readable
 MARKS = {True: ("✓", "#00724f"), False: ("✗", "#b34700")}  # dark enough to be read as text
 CHIPS_WIDTH = 640  # pixels after which verdicts go on in the next row
 MAX_ELEMENTS, MAX_TENSORS = 64, 4
@@ -143,8 +142,7 @@ def _cell(parts: list[str], x: int, y: int, text: str, share: float | None) -> N
         f'<rect x="{x}" y="{y}" width="{CELL}" height="{CELL}" fill="{fill}" stroke="{LINE}" stroke-width="0.7"/>'
     )
     if text:
-        ink = PAPER if share is not None and share > DARK else INK
-        parts.append(_text(x + CELL // 2, y + CELL // 2 + 4, text, fill=ink))
+        parts.append(_text(x + CELL // 2, y + CELL // 2 + 4, text))
 
 
 def _text(

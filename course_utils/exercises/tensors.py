@@ -52,7 +52,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.position",
-        title="Where in storage does an element lie?",
+        title="Where an element lies in storage",
         check=check_position,
         hints=(
             "Start at the first element. How far is one step along each axis?",
@@ -89,7 +89,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.needs-copy",
-        title="Must reshape copy?",
+        title="Whether reshape must copy",
         check=check_needs_copy,
         hints=(
             "A flat view has one stride for everything. When do two neighbouring axes step like one?",
@@ -143,7 +143,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-channels",
-        title="Clinic: colours in disorder",
+        title="Colours in disorder",
         check=check_clinic_channels,
         kind=CLINIC,
         hints=(
@@ -154,7 +154,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-loss",
-        title="Clinic: the loss that compares everybody with everybody",
+        title="The loss that does not fall",
         check=check_clinic_loss,
         kind=CLINIC,
         hints=(
@@ -165,11 +165,11 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-rows",
-        title="Clinic: rows that are not centred",
+        title="Tested on the wrong matrix",
         check=check_clinic_rows,
         kind=CLINIC,
         hints=(
-            "It fails for a matrix that is not square. What does it do when it is square?",
+            "Try it on a matrix that is not square. What does the error say about the shape of the mean?",
             "A mean over axis 1 has shape (N,), and broadcasting lines that up with the last axis.",
             "x - x.mean(1, keepdim=True)",
         ),
@@ -182,7 +182,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-darker",
-        title="Clinic: the data set that fades away",
+        title="The data set that fades",
         check=check_clinic_darker,
         kind=CLINIC,
         hints=(
@@ -193,7 +193,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-onehot",
-        title="Clinic: one row too many",
+        title="Every row the same",
         check=check_clinic_onehot,
         kind=CLINIC,
         hints=(
@@ -204,7 +204,7 @@ EXERCISES = [
     ),
     Exercise(
         id="tensors.clinic-prepare",
-        title="Clinic: three lines that do nothing",
+        title="Three lines that do nothing",
         check=check_clinic_prepare,
         kind=CLINIC,
         hints=(

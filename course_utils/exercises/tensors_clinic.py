@@ -16,82 +16,95 @@ def check_clinic_channels(channels_first: Callable, inputs: Inputs) -> Iterator[
     """tensors.clinic-channels: (N, H, W, C) -> (N, C, H, W)."""
     n, h, w, c = inputs.sizes(4, 2, 8)
     images = inputs.randint(0, 256, n, h, w, c, dtype=torch.uint8)
+    before = images.clone()
     answer = channels_first(images)
-    yield has_shape("(N, H, W, C) becomes (N, C, H, W)", answer, (n, c, h, w))
+    turned = type(answer) is torch.Tensor and tuple(answer.shape) == (n, c, w, h)
+    hint = "Height and width have changed places as well: the images lie on their side." if turned else ""
+    yield has_shape("(N, H, W, C) becomes (N, C, H, W)", answer, (n, c, h, w), hint=hint)
     yield has_dtype("the dtype stays uint8", answer, torch.uint8)
-    expected = images.permute(0, 3, 1, 2)
     yield is_close(
         "channel c of the result is channel c of the image",
         answer,
-        expected,
+        before.permute(0, 3, 1, 2),
         hint="Compare answer[:, 0] with images[..., 0].",
         mistakes=[
             (
-                images.reshape(n, c, h, w),
-                "The pixels were dealt out again in reading order, so colours and places "
-                "are mixed. The axes must move, not the numbers: permute.",
+                before.reshape(n, c, h, w),
+                "All numbers are there, in their old reading order, cut into rows anew. "
+                "So each channel holds a bit of every colour. Did the axes move at all?",
             ),
-            (images.permute(0, 3, 2, 1), "Height and width have changed places as well: the images lie on their side."),
         ],
     )
+    yield is_unchanged("the input stays as it was", images, before)
 
 
 def check_clinic_loss(loss_of: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.clinic-loss: mean squared error of (N, 1) predictions against (N,) labels."""
     n = inputs.size(5, 12)
     outputs, labels = inputs.randn(n, 1), inputs.randn(n)
-    answer = loss_of(outputs, labels)
-    spread = (outputs - labels).square().mean()
+    paired = outputs.squeeze(1) - labels
+    perfect = labels[:, None].clone()
     yield is_close(
-        "compares prediction i with label i only",
-        answer,
-        F.mse_loss(outputs.squeeze(1), labels),
+        "perfect predictions have a loss of 0",
+        loss_of(perfect, labels),
+        torch.tensor(0.0),
         hint="Print the shape of outputs - labels.",
         mistakes=[
             (
-                spread,
-                "(N, 1) minus (N,) is (N, N): every prediction was compared with every label. "
-                "Bring both to one shape first.",
-            ),
-            ((outputs.squeeze(1) - labels).square().sum(), "This is the sum. The mean was asked for."),
-            ((outputs.squeeze(1) - labels).mean().square(), "You averaged first and squared then."),
+                (perfect - labels).square().mean(),
+                "Somebody compared every prediction with every label. Which shape do (N, 1) and (N,) have together?",
+            )
+        ],
+    )
+    yield is_close(
+        "compares prediction i with label i only",
+        loss_of(outputs, labels),
+        paired.square().mean(),
+        hint="The mean over all examples of (output - label) squared.",
+        mistakes=[
+            (paired.square().sum(), "This is the sum. The mean was asked for."),
+            (paired.mean().square(), "You averaged first and squared then."),
+            (paired.abs().mean(), "This is the mean absolute error: the square is missing."),
         ],
     )
     one = loss_of(inputs.randn(1, 1), labels[:1])
     yield has_shape("a batch of one gives a scalar too", one, (), hint="squeeze() takes every axis of length 1.")
-    empty_axis = inputs.randn(n, 1).requires_grad_()
-    yield is_true("the loss can be sent backward", bool(loss_of(empty_axis, labels).requires_grad))
+    free = inputs.randn(n, 1).requires_grad_()
+    yield is_true(
+        "the loss can be sent backward",
+        loss_of(free, labels).requires_grad,
+        detail="it has no history",
+        hint="item(), detach() and torch.tensor() cut the graph.",
+    )
 
 
 def check_clinic_rows(centred: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.clinic-rows: subtract from each row its own mean, (N, D) -> (N, D)."""
     n = inputs.size(4, 8)
     square = inputs.randn(n, n) + 3 * inputs.randn(n, 1)
-    expected = square - square.mean(1, keepdim=True)
+    before = square.clone()
+    centre = before - before.mean(1, keepdim=True)
     answer = centred(square)
     yield has_shape("a square matrix keeps its shape", answer, (n, n))
     yield is_close(
         "each row of a square matrix has mean 0",
         answer,
-        expected,
+        centre,
         hint="Print answer.mean(1).",
         mistakes=[
             (
-                square - square.mean(1),
-                "The means have shape (N,), which broadcasting lines up with the columns: "
-                "row i lost the mean of row j. Keep the axis: keepdim=True.",
+                before - before.mean(1),
+                "From element [i, j] the mean of row j was taken, not that of row i. "
+                "With which axis does a result of shape (N,) line up?",
             ),
-            (square - square.mean(0), "These are the means of the columns."),
-            (square - square.mean(), "One mean for everything. Each row has its own."),
-            (
-                (square - square.mean(1, keepdim=True)) / square.std(1, keepdim=True),
-                "You also divided by the standard deviation. Only the mean was to go.",
-            ),
+            (before - before.mean(0), "These are the means of the columns."),
+            (before - before.mean(), "One mean for everything. Each row has its own."),
+            (centre / before.std(1, keepdim=True), "You also divided by the standard deviation. Only the mean goes."),
         ],
     )
     wide = inputs.strided(n, n + 2)
     kept = wide.clone()
-    yield is_close("each row of a wide matrix has mean 0", centred(wide), wide - wide.mean(1, keepdim=True))
+    yield is_close("each row of a wide matrix has mean 0", centred(wide), kept - kept.mean(1, keepdim=True))
     yield is_unchanged("the input stays as it was", wide, kept, hint="-= writes into the caller's tensor.")
 
 
@@ -101,14 +114,14 @@ def check_clinic_darker(darker: Callable, inputs: Inputs) -> Iterator[Check]:
     images = inputs.rand(n, h, w)
     before, index = images.clone(), inputs.size(0, n - 1)
     answer = darker(images, index)
-    yield has_shape("returns one image", answer, (h, w))
-    yield is_close("it is half as bright", answer, before[index] / 2)
+    yield has_shape("returns one image", answer, (h, w), hint="images[index] is one image, (H, W).")
+    yield is_close("it is half as bright", answer, before[index] / 2, hint="Multiply by 0.5.")
     yield is_unchanged(
         "the data set is as it was",
         images,
         before,
-        hint="images[i] is a view. *= wrote through it into the data set: each epoch gets a darker image. "
-        "Compute a new tensor, or clone first.",
+        hint="After the call, the image in the data set is darker too. Does images[index] copy? "
+        "And what does *= write to?",
     )
     yield is_close("the same item gives the same image again", darker(images, index), before[index] / 2)
     answer.zero_()
@@ -123,22 +136,20 @@ def check_clinic_darker(darker: Callable, inputs: Inputs) -> Iterator[Check]:
 def check_clinic_onehot(one_hot: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.clinic-onehot: (N,) labels -> (N, C), a 1 in column labels[i] of row i."""
     n, c = inputs.sizes(2, 4, 9)
-    labels = torch.tensor([inputs.size(0, c - 1) for _ in range(n)])
+    labels = inputs.randint(0, c, n)
     labels[0], labels[1] = 0, c - 1  # two classes at least
     answer = one_hot(labels, c)
     yield has_shape("has a row per label and a column per class", answer, (n, c))
     everywhere = torch.zeros(c).index_fill(0, labels.unique(), 1.0).expand(n, c)
-    expected = F.one_hot(labels, c).float()
     yield is_close(
         "row i has a single 1, in column labels[i]",
         answer,
-        expected,
-        hint="Print answer.stride().",
+        F.one_hot(labels, c).float(),
+        hint="Print the first two rows.",
         mistakes=[
             (
                 everywhere,
-                "Every row shows the 1 of every label. expand makes N rows of one row in memory "
-                "(stride 0), so writing to one writes to all. Make rows of their own.",
+                "Every row shows the 1 of every label. How many rows of memory are there? Print rows.stride().",
             )
         ],
     )
@@ -146,7 +157,8 @@ def check_clinic_onehot(one_hot: Callable, inputs: Inputs) -> Iterator[Check]:
     answer[0, 0] = 5.0
     yield is_true(
         "its rows can be changed one by one",
-        bool((answer[1:, 0] != 5.0).all()),
+        not bool((answer[1:, 0] == 5.0).any()),
+        detail="a change of row 0 reached another row",
         hint="The rows still share their memory: one changed, all changed.",
     )
 
@@ -169,13 +181,13 @@ def check_clinic_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
         "the features are float32, as the weights are",
         x,
         torch.float32,
-        hint="x.float() returns a new tensor and leaves x as it was. Its result was dropped: write x = x.float().",
+        hint="The line x.float() stands there. What does it do to x, and what does it return?",
     )
     yield has_dtype(
         "the labels are int64, as the loss wants them",
         y,
         torch.int64,
-        hint="Class numbers are int64 in PyTorch. y.long() returns a new tensor too: keep it.",
+        hint="Class numbers are int64 in PyTorch. y.long() alone leaves y as it was.",
     )
     yield is_close("the features hold the same values", x, torch.from_numpy(kept), rtol=1e-5)
     yield is_equal("the labels hold the same classes", y.tolist(), labels.tolist(), hint="Only the dtype may change.")
@@ -186,7 +198,7 @@ def check_clinic_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
         "the features are on the device that was asked for",
         type(x) is torch.Tensor and x.device.type == "meta",
         detail=f"device 'meta' was asked for, got {x.device if type(x) is torch.Tensor else describe(x)}",
-        hint="x.to(device) doesn't move x: it returns a tensor on that device. Keep the result.",
+        hint="x.to(device) doesn't move x. It returns a tensor; where did it go?",
     )
     yield is_true(
         "the labels are on the device that was asked for",

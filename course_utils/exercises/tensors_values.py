@@ -16,9 +16,9 @@ def check_energy(energy: Callable, inputs: Inputs) -> Iterator[Check]:
     n, h, w = inputs.sizes(3, 3, 9)
     images = inputs.randint(20, 256, n, h, w, dtype=torch.uint8)
     before = images.clone()
+    exact = before.to(torch.float64).square().mean((1, 2))
+    wrapped = (before * before).to(torch.float64).mean((1, 2))
     answer = energy(images)
-    exact = images.to(torch.float64).square().mean((1, 2))
-    wrapped = (images * images).to(torch.float64).mean((1, 2))
     yield has_shape("one number per image: (N,)", answer, (n,), hint="Average over the two pixel axes, not over N.")
     yield is_close(
         "is the mean of the squared pixels",
@@ -31,10 +31,10 @@ def check_energy(energy: Callable, inputs: Inputs) -> Iterator[Check]:
                 "uint8 holds 0 to 255 and starts again at 0 beyond: 20 * 20 became 144. "
                 "Change the dtype before you multiply.",
             ),
-            (images.to(torch.float64).mean((1, 2)).square(), "You averaged first and squared then."),
+            (before.to(torch.float64).mean((1, 2)).square(), "You averaged first and squared then."),
             (exact / 255**2, "The pixels stay as they are, 0 to 255. No scaling was asked for."),
             (exact.sqrt(), "This is the root of the mean square. Leave the root out."),
-            (images.to(torch.float64).square().sum((1, 2)), "This is the sum over the pixels. Take the mean."),
+            (before.to(torch.float64).square().sum((1, 2)), "This is the sum over the pixels. Take the mean."),
         ],
         rtol=1e-4,
     )
@@ -57,9 +57,9 @@ def check_with_ones(with_ones: Callable, inputs: Inputs) -> Iterator[Check]:
     n, d = inputs.sizes(2, 3, 8)
     for dtype in (torch.float32, torch.float64, torch.float16):
         x = inputs.strided(n, d, dtype=dtype)
-        answer = with_ones(x)
         expected = torch.cat([x, torch.ones(n, 1, dtype=dtype)], 1)
         first = torch.cat([torch.ones(n, 1, dtype=dtype), x], 1)
+        answer = with_ones(x)
         yield has_shape("has one column more", answer, (n, d + 1), hint="Join along axis 1.")
         yield is_close(
             "the last column is 1, the others are x",
@@ -87,8 +87,8 @@ def check_distances(distances: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.distances: (N, D), (M, D) -> (N, M), Euclidean, without a loop."""
     n, m, d = inputs.sizes(3, 3, 8)
     a, b = inputs.strided(n, d, dtype=torch.float64), inputs.randn(m, d, dtype=torch.float64)
-    answer = distances(a, b)
     expected = torch.stack([torch.stack([(row - other).square().sum().sqrt() for other in b]) for row in a])
+    answer = distances(a, b)
     hint = "a as (N, 1, D) against b as (1, M, D) meet in (N, M, D)."
     yield has_shape("every a against every b: (N, M)", answer, (n, m), hint=hint)
     yield is_close(
@@ -116,9 +116,9 @@ def check_best(best: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.best: the winning class and its score as plain Python numbers, (C,) -> (int, float)."""
     c = inputs.size(5, 9)
     scores = inputs.strided(c).requires_grad_()
-    answer = best(scores)
     values = scores.detach().tolist()
     winner = values.index(max(values))
+    answer = best(scores)
     hint = "item() turns a tensor with one element into a Python number."
     yield is_true(
         "returns a pair",

@@ -103,7 +103,6 @@ def layout_view(shape: tuple[int, ...], part: str, order: str, wish: str = "") -
         ("shares the storage of x", _yes(shares_storage(base, result))),
         ("contiguous", _yes(facts.is_contiguous)),
         ("y.contiguous() copies", human_bytes(copied.total)),
-        *((f"y.{call}", "a view" if ok else "refused; reshape would copy") for call, ok in verdicts),
     ]
     if wish.strip():
         rows.append((f"y.view({wish.strip()})", _answer_to(result, wish)))
@@ -138,7 +137,7 @@ def _answer_to(tensor: Tensor, wish: str) -> str:
     try:
         return f"a view of shape {tuple(tensor.view(target).shape)}"
     except RuntimeError as error:
-        return "refused: " + shorten(str(error).partition(". ")[0], 160)
+        return "refused: " + shorten(str(error).partition(" (")[0], 80)
 
 
 def _as_code(index: tuple) -> str:
