@@ -1559,7 +1559,7 @@ check("training.clinic-best", train_and_keep_best)
 # ### The resumed run that learns nothing
 #
 # The file holds `{"model": ..., "optimizer": ...}`. The weights are back after the resume, and from then on they don't
-# change. A recipe with this fault stood in a well-known tutorial, and nobody noticed: it ran.
+# change. A published recipe had this fault, and nobody noticed: it ran.
 
 # %% id="clinic-resume" tags=["clinic"] exercise="training.clinic-resume"
 def resume_run(path, make_model, make_optimizer):
