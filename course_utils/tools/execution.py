@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import papermill
 import psutil
-from nbclient.exceptions import CellExecutionComplete, CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from papermill.clientwrap import PapermillNotebookClient
@@ -139,7 +139,6 @@ class CourseClient(PapermillNotebookClient):
         self.index: int | None = None  # of the cell that runs, or ran last
         self.stopped: Stopped | None = None
         self.left_running: list[str] = []  # what cells started and did not wait for
-        self.cell_of: dict[str, int] = {}  # request -> cell, also of cells that are done
 
     def execute(self, **kwargs: Any) -> NotebookNode:
         """Start a kernel, execute the cells, end the kernel with everything below it."""
@@ -181,20 +180,6 @@ class CourseClient(PapermillNotebookClient):
             if output.output_type == "error":
                 raise Stopped("hidden-error", **_error_facts(output))
 
-    async def _async_poll_output_msg(self, parent_msg_id: str, cell: NotebookNode, cell_index: int) -> None:
-        """As in nbclient, but what an earlier cell's thread or process writes late goes to that cell, not away."""
-        self.cell_of[parent_msg_id] = cell_index
-        while True:
-            msg = await self.kc.iopub_channel.get_msg(timeout=None)
-            owner = self.cell_of.get(msg["parent_header"].get("msg_id"))
-            if owner == cell_index:
-                try:
-                    self.process_message(msg, cell, cell_index)
-                except CellExecutionComplete:
-                    return
-            elif owner is not None and msg["msg_type"] in OUTPUT_TYPES:
-                self.process_message(msg, self.nb.cells[owner], owner)
-
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         """Store what a kernel says, as long as there is room for it."""
         content = msg["content"]
@@ -233,7 +218,7 @@ class CourseClient(PapermillNotebookClient):
         if text := content.get("text", "")[: self.budget.room()]:
             cell.outputs.append(new_output("stream", name=content["name"], text=text))
         cell.outputs.append(new_output("stream", name="stderr", text=f"\n[Left out from here: this cell {breach}.]\n"))
-        self.stopped = Stopped("output", f"The cell {breach}.")
+        self.stopped = Stopped("output", breach)
         self.task_poll_for_reply.cancel()  # nbclient then takes the kernel for dead, and soon it is
 
 
@@ -348,10 +333,11 @@ def still_running(kernel_pid: int) -> list[str]:
     for process in processes.below(os.getpid()):
         with contextlib.suppress(*processes.GONE):
             words = process.cmdline()
-            is_fork = words == psutil.Process(kernel_pid).cmdline() and process.ppid() != os.getpid()
-            is_library = is_fork or "multiprocessing" in " ".join(words)  # such as the workers of a DataLoader
+            is_fork = words == psutil.Process(kernel_pid).cmdline()
+            is_orphan = process.ppid() == os.getpid()
+            is_library = (is_fork and not is_orphan) or "multiprocessing" in " ".join(words)  # of a DataLoader, say
             if process.pid != kernel_pid and not is_library:
-                commands.append(shorten(" ".join(words), 80))
+                commands.append("a fork of the kernel" if is_fork else shorten(" ".join(words), 80))
     return commands
 
 

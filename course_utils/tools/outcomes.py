@@ -23,7 +23,7 @@ _ENDINGS: dict[str, tuple[str, str]] = {
     "error": (FAILED, "{cell} raised {error}."),
     "hidden-error": (FAILED, "{cell} shows {error}, although the kernel reported success: a magic caught the error."),
     "not-run": (FAILED, "{facts}"),
-    "output": (FAILED, "{cell} was stopped. {facts}"),
+    "output": (FAILED, "{cell} {facts}, and was stopped."),
     "output-lost": (
         FAILED,
         "{cell} wrote more at once, or faster, than can be stored, and some of its output is lost. {facts}",

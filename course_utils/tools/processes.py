@@ -172,7 +172,8 @@ def last_words(log: Path, limit: int = 4000) -> str:
     stacks = [index for index, line in enumerate(lines) if line.startswith("Current thread")]
     if not stacks:
         return "\n".join(lines[-20:]).strip()[-limit:]
-    kept = [line for line in lines if line.startswith("Fatal Python error")][-1:] + ["Most recent call first:"]
+    crashes = [line for line in lines if line.startswith("Fatal Python error")]
+    kept = [*crashes[-1:], "Most recent call first:"]
     for line in lines[stacks[-1] + 1 :]:
         if not line.strip() or any(part in line for part in _KERNEL_PARTS):
             break

@@ -6,6 +6,7 @@ import html
 import json
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -120,8 +121,7 @@ def coloured_html(text: str) -> str:
     for match in _ANSI.finditer(text):
         add(text[end : match.start()])
         end = match.end()
-        for code in match[1].split(";"):
-            number = int(code or 0)
+        for number in _codes(match[1]):
             if number in (0, 39):
                 colour = ""
             if number in (0, 22):
@@ -132,6 +132,17 @@ def coloured_html(text: str) -> str:
                 colour = _COLOURS[number % 10]
     add(text[end:])
     return "".join(parts)
+
+
+def _codes(text: str) -> Iterator[int]:
+    """Yield the numbers of a colour command, without those of colours from a larger palette (38;5;N, 38;2;R;G;B)."""
+    numbers = iter([int(code or 0) for code in text.split(";")])
+    for number in numbers:
+        if number in (38, 48):
+            for _ in range(1 if next(numbers, 0) == 5 else 3):
+                next(numbers, None)
+        else:
+            yield number
 
 
 def junit_xml(report: RunReport) -> str:
