@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from course_utils.errors import CourseError, SourceError
 from course_utils.paths import NOTEBOOKS, ROOT, write_text
 from course_utils.sources import Cell, source_paths
 from course_utils.text import human_bytes, plural
-from course_utils.tools.isolation import kernel_manager, kill_tree, plain_surroundings
+from course_utils.tools.isolation import plain_surroundings
 from course_utils.tools.outputs import MAX_NOTEBOOK_BYTES, OutputError, clean_outputs, incomplete
 from course_utils.tools.source import (
     EDITIONS,
@@ -30,9 +29,6 @@ from course_utils.tools.source import (
     notebook_path,
     unlike_blanks,
 )
-
-if TYPE_CHECKING:
-    from nbclient import NotebookClient
 
 CELL_TIMEOUT_S = 300
 START_TIMEOUT_S = 120  # a kernel under load on a cold disk
@@ -137,8 +133,8 @@ def drift(stored: Notebook, made: Notebook) -> list[str]:
         found.append("the notebook's own metadata differs")
     theirs = {cell.get("id"): cell for cell in stored.get("cells", [])}
     ours = {cell["id"]: cell for cell in made["cells"]}
-    found += [f"cell {id!r} is missing" for id in ours.keys() - theirs.keys()]
-    found += [f"cell {id!r} is not in the source" for id in theirs.keys() - ours.keys()]
+    found += [f"cell {id!r} is missing" for id in ours if id not in theirs]
+    found += [f"cell {id!r} is not in the source" for id in theirs if id not in ours]
     common = [id for id in ours if id in theirs]
     if common != [id for id in theirs if id in ours]:
         found.append("the cells stand in another order")
@@ -146,7 +142,7 @@ def drift(stored: Notebook, made: Notebook) -> list[str]:
         for part in ("cell_type", "source", "metadata"):
             if _joined(theirs[id].get(part)) != ours[id][part]:
                 found.append(f"cell {id!r} differs in its {part.replace('cell_type', 'type')}")
-    return sorted(found)
+    return found
 
 
 def stored_problems(stored: Notebook) -> list[str]:
@@ -222,39 +218,31 @@ def _run(node: Any, by_id: dict[str | None, Cell], edition: str, folder: Path) -
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    current: list[str] = []
-    with plain_surroundings() as env:
+    from course_utils.tools.kernels import GuardedKernelManager
+
+    started: list[Cell] = []
+    with plain_surroundings() as plain:
         client = NotebookClient(
             node,
-            km=kernel_manager(),
+            km=GuardedKernelManager(folder=plain.folder),
             timeout=CELL_TIMEOUT_S,
             startup_timeout=START_TIMEOUT_S,
             shutdown_kernel="immediate",
             record_timing=False,
             store_widget_state=False,
             resources={"metadata": {"path": str(folder)}},
-            on_cell_start=lambda cell, cell_index: current.append(cell.id),
+            on_cell_start=lambda cell, cell_index: started.append(by_id[cell.id]),
         )
         try:
-            # stderr: the kernel says there what it thinks of its own transport; cells' stderr comes as messages.
-            client.execute(env=env, stderr=subprocess.DEVNULL, cleanup_kc=True)
+            client.execute(env=plain.env, cleanup_kc=True)
         except CellExecutionError as error:
-            raise _failure(by_id[current[-1]], edition, node) from error
+            raise _failure(started[-1], edition, node) from error
         except CellTimeoutError as error:
             what = f"did not end within {CELL_TIMEOUT_S} s in the {edition} edition."
-            raise by_id[current[-1]].error(what, "make it quicker; the old notebook stays.") from error
+            raise started[-1].error(what, "make it quicker; the old notebook stays.") from error
         except DeadKernelError as error:
-            cell = by_id[current[-1]] if current else next(iter(by_id.values()))
-            raise cell.error(f"ended the kernel in the {edition} edition.", "look for exits and crashes.") from error
-        finally:
-            _stop(client)
-
-
-def _stop(client: NotebookClient) -> None:
-    """Kill what is left of a kernel, with the processes it started, however the run ended."""
-    pid = getattr(getattr(client.km, "provisioner", None), "pid", None)
-    if pid:
-        kill_tree(pid)
+            what = f"ended the kernel in the {edition} edition."
+            raise started[-1].error(what, "look for exits and crashes; the old notebook stays.") from error
 
 
 def _failure(cell: Cell, edition: str, node: Any) -> SourceError:
