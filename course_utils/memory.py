@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's documented way to see every operator
 from torch.utils._pytree import tree_leaves
 
 

@@ -51,6 +51,16 @@ EXERCISES = [
         ),
     ),
     Exercise(
+        id="tensors.best",
+        title="The winner in plain Python",
+        check=check_best,
+        hints=(
+            "A tensor with one element is still a tensor. A log file or a JSON answer wants a number.",
+            "argmax finds the class. item() leaves the tensor world, and the graph.",
+            "label = scores.argmax().item(); return label, scores[label].item()",
+        ),
+    ),
+    Exercise(
         id="tensors.position",
         title="Where an element lies in storage",
         check=check_position,
@@ -59,6 +69,17 @@ EXERCISES = [
             "x.storage_offset() is where the first element lies, x.stride() how far each step goes, in elements.",
             "x.storage_offset() + sum(i * s for i, s in zip(index, x.stride()))",
         ),
+    ),
+    Exercise(
+        id="tensors.windows",
+        title="Sliding windows, copying nothing",
+        check=check_windows,
+        hints=(
+            "Two neighbouring windows share all but one element. In a view they can share the memory too.",
+            "Both axes have the same stride: that of the series. Look up Tensor.unfold, or torch.as_strided.",
+            "series.unfold(0, size, 1)",
+        ),
+        errors=(("out of bounds", "A window reaches beyond the storage: there are T - size + 1 of them."),),
     ),
     Exercise(
         id="tensors.patches",
@@ -77,17 +98,6 @@ EXERCISES = [
         ),
     ),
     Exercise(
-        id="tensors.windows",
-        title="Sliding windows, copying nothing",
-        check=check_windows,
-        hints=(
-            "Two neighbouring windows share all but one element. In a view they can share the memory too.",
-            "Both axes have the same stride: that of the series. Look up Tensor.unfold, or torch.as_strided.",
-            "series.unfold(0, size, 1)",
-        ),
-        errors=(("out of bounds", "A window reaches beyond the storage: there are T - size + 1 of them."),),
-    ),
-    Exercise(
         id="tensors.needs-copy",
         title="Whether reshape must copy",
         check=check_needs_copy,
@@ -95,6 +105,16 @@ EXERCISES = [
             "A flat view has one stride for everything. When do two neighbouring axes step like one?",
             "Axes i and i + 1 merge if stride[i] == stride[i + 1] * size[i + 1]. Drop axes of length 1 first.",
             "Or ask PyTorch: x.view(-1) raises a RuntimeError exactly when there is no flat view.",
+        ),
+    ),
+    Exercise(
+        id="tensors.moving-average",
+        title="Update an average in place",
+        check=check_moving_average,
+        hints=(
+            "The caller keeps the same tensor and looks into it later. A new tensor doesn't help.",
+            "average.mul_(decay) first, then add the value with its weight: add_(value, alpha=...).",
+            "average.mul_(decay).add_(value, alpha=1 - decay)",
         ),
     ),
     Exercise(
@@ -119,26 +139,6 @@ EXERCISES = [
         ),
         errors=(
             ("must match the size", "The shapes (N, D) and (M, D) don't line up. Insert an axis of length 1 in each."),
-        ),
-    ),
-    Exercise(
-        id="tensors.moving-average",
-        title="Update an average in place",
-        check=check_moving_average,
-        hints=(
-            "The caller keeps the same tensor and looks into it later. A new tensor doesn't help.",
-            "average.mul_(decay) first, then add the value with its weight: add_(value, alpha=...).",
-            "average.mul_(decay).add_(value, alpha=1 - decay)",
-        ),
-    ),
-    Exercise(
-        id="tensors.best",
-        title="The winner in plain Python",
-        check=check_best,
-        hints=(
-            "A tensor with one element is still a tensor. A log file or a JSON answer wants a number.",
-            "argmax finds the class. item() leaves the tensor world, and the graph.",
-            "label = scores.argmax().item(); return label, scores[label].item()",
         ),
     ),
     Exercise(
@@ -197,9 +197,9 @@ EXERCISES = [
         check=check_clinic_onehot,
         kind=CLINIC,
         hints=(
-            "Look at the strides of the table before the loop.",
+            "Look at the strides of rows before the loop.",
             "A stride of 0 means: the next row is the same memory.",
-            "table = torch.zeros(len(labels), n_classes)",
+            "rows = torch.zeros(len(labels), n_classes)",
         ),
     ),
     Exercise(

@@ -108,7 +108,7 @@ def check_windows(windows: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.windows: (T,) -> (T - size + 1, size), a view in which elements overlap."""
     size = inputs.size(3, 5)
     count = inputs.size(10, 14)  # always more windows than elements in one, so that a transposed answer shows
-    for kind, series in (("a series", inputs.randn(count)), ("every second element of one", inputs.strided(count))):
+    for kind, series in (("a series", inputs.randn(count)), ("a series with gaps", inputs.strided(count))):
         before = series.clone()
         answer = windows(series, size)
         yield has_shape(
@@ -176,7 +176,7 @@ def check_needs_copy(needs_copy: Callable, inputs: Inputs) -> Iterator[Check]:
     for kind, x, why in cases:
         answer = needs_copy(x)
         yield is_true(
-            f"answers True or False for {kind}",
+            "answers True or False",
             type(answer) is bool,
             detail=f"got {describe(answer)}",
             hint="Return a Python bool.",

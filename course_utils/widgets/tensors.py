@@ -137,7 +137,7 @@ def _answer_to(tensor: Tensor, wish: str) -> str:
     try:
         return f"a view of shape {tuple(tensor.view(target).shape)}"
     except RuntimeError as error:
-        return "refused: " + shorten(str(error).partition(" (")[0], 80)
+        return "refused: " + shorten(str(error).partition(" (")[0], 56)
 
 
 def _as_code(index: tuple) -> str:

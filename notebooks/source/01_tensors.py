@@ -52,10 +52,10 @@ photos = grey.permute(0, 2, 3, 1) * colours[:, None, None, :]
 photos = photos.contiguous()  # (N, H, W, C) = (5, 28, 28, 3)
 
 permuted, reshaped = photos.permute(0, 3, 1, 2), photos.reshape(5, 3, 28, 28)
-for name, batch in (("permute", permuted), ("reshape", reshaped)):
+fig, axes = plt.subplots(2, 5, figsize=(5.2, 2.6))
+for row, (name, batch) in enumerate({"permute": permuted, "reshape": reshaped}.items()):
     print(f"{name}: {tuple(batch.shape)} {batch.dtype}")
-fig, axes = plt.subplots(2, 5, figsize=(5.2, 2.3))
-for row, batch in enumerate((permuted, reshaped)):
+    axes[row, 0].set_title(name)
     for ax, image in zip(axes[row], batch, strict=True):
         ax.imshow(image.permute(1, 2, 0))  # matplotlib wants the colour axis last
         ax.axis("off")
@@ -102,8 +102,9 @@ print(buffer)
 # More often the numbers exist already, in a list or in a NumPy array. Then there is one question to ask: **is it a
 # copy, or the same memory?**
 #
-# **Predict.** Four tensors are made from one array. Then the array's first number is set to 100. Which of the four
-# show the 100?
+# **Predict.** Four tensors are made from one array of float64 numbers: by `torch.tensor(array)`,
+# `torch.as_tensor(array)`, `torch.from_numpy(array)` and `torch.as_tensor(array, dtype=torch.float32)`. Then the
+# array's first number is set to 100. Which of the four show the 100?
 
 # %% id="predict-shared" tags=["prediction"]
 guess = ...  # for example ("tensor", "as_tensor")
@@ -111,14 +112,14 @@ guess = ...  # for example ("tensor", "as_tensor")
 # %% id="shared"
 array = np.array([1.0, 2.0, 3.0])
 made = {
-    "torch.tensor(array)": torch.tensor(array),
-    "torch.as_tensor(array)": torch.as_tensor(array),
-    "torch.from_numpy(array)": torch.from_numpy(array),
-    "torch.as_tensor(array, dtype=torch.float32)": torch.as_tensor(array, dtype=torch.float32),
+    "tensor(array)": torch.tensor(array),
+    "as_tensor(array)": torch.as_tensor(array),
+    "from_numpy(array)": torch.from_numpy(array),
+    "as_tensor(array, dtype=float32)": torch.as_tensor(array, dtype=torch.float32),
 }
 array[0] = 100
 for call, result in made.items():
-    print(f"{call:<44} first element {result[0]:.0f}")
+    print(f"torch.{call:<32} first element {result[0]:.0f}")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="shared-says"
@@ -156,7 +157,8 @@ print(table(rows, ("made by", "dtype", "bytes each")))
 # %% id="dtype-bytes"
 for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64):
     images = digits.train.images.to(dtype)
-    print(f"{len(images):,} digits as {dtype!s:<14} {human_bytes(storage_bytes([images])):>9}")
+    size = human_bytes(storage_bytes([images]))
+    print(f"{len(images):,} digits as {dtype!s:<14} {size:>9}")
 
 # %% [markdown] id="overflow-text"
 # Images come as uint8, one byte per pixel, 0 to 255. Cheap, but small.
@@ -186,7 +188,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
     while n + 1 != n:
         n = n * 2
     facts = torch.finfo(dtype)
-    rows.append((str(dtype), f"{n.item():,.0f}", f"{facts.max:.1e}", f"{facts.eps:.1e}"))
+    rows.append((str(dtype), f"{n.item():,.0f}", f"{facts.max:,.5g}", f"{facts.eps:.1e}"))
 print(table(rows, ("dtype", "n + 1 == n from n =", "largest", "step after 1")))
 
 # %% [markdown] id="precision-says"
@@ -222,7 +224,8 @@ check("tensors.energy", energy)
 guess = ...  # for example ("float16", "int64")
 
 # %% id="promotion"
-kinds = (torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64)
+kinds = [torch.uint8, torch.int64]
+kinds += [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
 def short(dtype):
@@ -243,23 +246,30 @@ print("your guess:", "none yet" if guess is ... else guess)
 #
 # Tensors with axes, tensors of shape (), and Python numbers do not have the same vote.
 #
-# **Predict.** `x` is float32 with shape (3,). Which of these products is float64?
+# **Predict.** `x` is float32 with shape (3,). Which of these results are float64?
+#
+# 1. `x * 0.5`
+# 2. `x * np.pi`
+# 3. `x * torch.tensor(0.5, dtype=double)` with `double = torch.float64`
+# 4. `x * torch.tensor([0.5], dtype=double)`
+# 5. `torch.arange(3) * 0.5`
+# 6. `torch.arange(3) / 2`
 
 # %% id="predict-zero-dim" tags=["prediction"]
 guess = ...  # for example [1, 3]
 
 # %% id="zero-dim"
-x = torch.ones(3)
-products = [
+x, double = torch.ones(3), torch.float64
+results = [
     ("x * 0.5", x * 0.5),
     ("x * np.pi", x * np.pi),
-    ("x * torch.tensor(0.5, dtype=torch.float64)", x * torch.tensor(0.5, dtype=torch.float64)),
-    ("x * torch.tensor([0.5], dtype=torch.float64)", x * torch.tensor([0.5], dtype=torch.float64)),
+    ("x * torch.tensor(0.5, dtype=double)", x * torch.tensor(0.5, dtype=double)),
+    ("x * torch.tensor([0.5], dtype=double)", x * torch.tensor([0.5], dtype=double)),
     ("torch.arange(3) * 0.5", torch.arange(3) * 0.5),
     ("torch.arange(3) / 2", torch.arange(3) / 2),
 ]
-for number, (code, result) in enumerate(products, start=1):
-    print(f"{number}. {code:<46} {short(result.dtype)}")
+for number, (code, result) in enumerate(results, start=1):
+    print(f"{number}. {code:<39} {short(result.dtype)}")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="zero-dim-says"
@@ -267,7 +277,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 # but not float32 to float64. And `/` always leaves the whole numbers (6); `//` stays. One float64 array with an axis
 # in a formula is enough to make everything after it float64: twice the memory, and slower.
 #
-# That was the friendly half. Other operators refuse. We try each with float64 on one side and float32 on the other.
+# That was the friendly half. Other operators refuse. We try some of each kind on a float32, a float64 and an int64
+# matrix.
 
 # %% id="refusals"
 single = torch.ones(2, 2)
@@ -285,7 +296,7 @@ for code, attempt in attempts.items():
     try:
         print(f"{code:<28} {short(attempt().dtype)}")
     except RuntimeError as error:
-        print(f"{code:<28} refused: {shorten(str(error), 70)}")
+        print(f"{code:<28} refused\n    {shorten(str(error), 82)}")
 
 # %% [markdown] id="refusals-says"
 # **Element by element, dtypes are promoted. Matrix products, and the layers made of them, want one dtype.** An in-place
@@ -310,7 +321,12 @@ huge = torch.empty(1_000_000, 1_000_000, device="meta")
 print(huge.device, tuple(huge.shape), human_bytes(huge.numel() * huge.element_size()))
 
 # %% [markdown] id="to-text"
-# **Predict.** After these two lines, where is `x`?
+# **Predict.** Where is `x` after these two lines?
+#
+# ```python
+# x = torch.ones(3)
+# x.to("meta")
+# ```
 
 # %% id="predict-to" tags=["prediction"]
 guess = ...  # "cpu" or "meta"
@@ -585,7 +601,7 @@ for name, tensor in (("x", torch.zeros(2, 3)), ("x.t()", torch.zeros(2, 3).t()))
     flat = tensor.reshape(6)
     flat[0] = 7
     shared = shares_storage(flat, tensor)
-    print(f"{name + '.reshape(6)':<18} shares storage: {shared!s:<6} x[0, 0] is {tensor[0, 0]:.0f}")
+    print(f"{name}.reshape(6): shares storage {shared}, x[0, 0] is {tensor[0, 0]:.0f}")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="reshape-says"
@@ -607,7 +623,7 @@ show(
         codes, codes.permute(2, 0, 1), codes.reshape(3, 2, 2),
         names=("image (H, W, C)", "permute(2, 0, 1)", "reshape(3, 2, 2)"),
     ),
-    "After permute, each plane has one last digit: one colour. After reshape, each plane has all three.",
+    "The last digit is the colour: one per plane after permute, all three after reshape.",
 )  # fmt: skip
 
 # %% [markdown] id="scramble-model-text"
@@ -615,8 +631,8 @@ show(
 # one step (ridge regression on the pixels), with the axes in order, and test it on images that were permuted and on
 # images that were reshaped.
 #
-# **Predict.** Its test accuracy in percent: permuted, and reshaped. And a model that was *also trained* on reshaped
-# images, tested on reshaped images?
+# **Predict.** Its test accuracy in percent: on permuted images, and on reshaped ones. And a second model that was *also
+# trained* on reshaped images, tested on reshaped images?
 
 # %% id="predict-scramble" tags=["prediction"]
 guess = ...  # for example (90, 50, 20)
@@ -639,7 +655,8 @@ def by_reshape(images):
 
 # %% id="scramble-model"
 def features(images):
-    return torch.cat([images.flatten(1), torch.ones(len(images), 1)], 1).double()  # (N, 193)
+    ones = torch.ones(len(images), 1)
+    return torch.cat([images.flatten(1), ones], 1).double()  # (N, 193)
 
 
 def fitted(images, labels):
@@ -657,20 +674,18 @@ train_x, train_y = tinted(digits8.train, "train tints")
 test_x, test_y = tinted(digits8.test, "test tints")
 in_order = fitted(by_permute(train_x), train_y)
 scrambled = fitted(by_reshape(train_x), train_y)
-right = {
-    "trained on permute, tested on permute": percent_right(in_order, by_permute(test_x), test_y),
-    "trained on permute, tested on reshape": percent_right(in_order, by_reshape(test_x), test_y),
-    "trained on reshape, tested on reshape": percent_right(scrambled, by_reshape(test_x), test_y),
-}
-for case, percent in right.items():
-    print(f"{case}: {percent:2.0f} %")
+for trained_on, model in (("permute", in_order), ("reshape", scrambled)):
+    for tested_on, images in (("permute", by_permute(test_x)), ("reshape", by_reshape(test_x))):
+        percent = percent_right(model, images, test_y)
+        print(f"trained on {trained_on}, tested on {tested_on}: {percent:2.0f} %")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="scramble-says"
 # Here are the numbers of the first paragraph: the lab's model, fed with reshaped images, does no better than guessing.
-# The last line is the reason why this fault lives so long. A model that is trained on scrambled images sees the *same*
-# scrambling each time. A linear model does not care at all where a pixel stands. A convolution does, since it looks at
-# neighbours, and learns worse than it could. But it learns, and nobody looks.
+# The last line is the reason why this fault lives so long. A model that was trained on scrambled images meets the
+# *same* scrambling each time, and a linear model does not care where a pixel stands. All goes well until somebody
+# repairs the line in one place of two: that is the third number. A convolution has more to lose: it looks at
+# neighbouring pixels, and `reshape` tears neighbours apart.
 #
 # **The rule: to change the order of axes, `permute` or `transpose`. To split or merge neighbouring axes, `view` or
 # `reshape`. And look at one image just before it enters the model.**
@@ -722,18 +737,19 @@ check("tensors.needs-copy", needs_copy)
 
 # %% id="contiguous-bytes"
 pixels = digits.train.images.float()  # (3500, 1, 28, 28)
-channels_behind = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)  # (N, H, W, C): views only
-for name, tensor in (("pixels", pixels), ("channels_behind", channels_behind)):
+turned = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)  # (N, H, W, C), a view
+for name, tensor in (("pixels", pixels), ("turned", turned)):
     with counting_new_bytes() as new:
         tensor.contiguous()
-    print(f"{name}: contiguous {tensor.is_contiguous()}, contiguous() writes {human_bytes(new.total)}")
+    size = human_bytes(new.total)
+    print(f"{name}: contiguous {tensor.is_contiguous()}, contiguous() writes {size}")
 
 # %% [markdown] id="layout-text"
 # A word on words: the attribute `layout` of a tensor says nothing about this order. It tells dense tensors from sparse
 # ones, and every tensor with strides has the same. Whether a tensor is contiguous, its strides tell.
 
 # %% id="layout"
-print(pixels.layout, channels_behind.layout, torch.eye(3).to_sparse().layout)
+print(pixels.layout, turned.layout, torch.eye(3).to_sparse().layout)
 
 # %% [markdown] id="matmul-text"
 # Who needs a contiguous tensor? Fewer than people think. A matrix product takes a transposed matrix as it is. The only
@@ -743,7 +759,8 @@ print(pixels.layout, channels_behind.layout, torch.eye(3).to_sparse().layout)
 flat = pixels.flatten(1)  # (3500, 784)
 with counting_new_bytes() as new:
     product = flat.t() @ flat  # (784, 3500) @ (3500, 784) -> (784, 784)
-print(f"new memory {human_bytes(new.total)}, the result {human_bytes(storage_bytes([product]))}")
+print("new memory:", human_bytes(new.total))
+print("the result:", human_bytes(storage_bytes([product])))
 
 # %% [markdown] id="contiguous-time-text"
 # ### The price in time
@@ -771,9 +788,9 @@ matrix = torch.rand(size, size, device=device)
 view_ms = typical_ms(lambda: matrix.t())
 plain_ms = typical_ms(lambda: matrix.clone())
 turned_ms = typical_ms(lambda: matrix.t().contiguous())
-print(f"transposed view {view_ms:.4f} ms, plain copy {plain_ms:.2f} ms, transposed copy {turned_ms:.2f} ms")
-print(f"transposed copy / transposed view: {turned_ms / view_ms:,.0f}")
-print(f"transposed copy / plain copy:      {turned_ms / plain_ms:.1f}")
+print(f"view {view_ms:.4f} ms, plain copy {plain_ms:.2f} ms, transposed copy {turned_ms:.2f} ms")
+print(f"transposed copy / view:       {turned_ms / view_ms:,.0f}")
+print(f"transposed copy / plain copy: {turned_ms / plain_ms:.1f}")
 
 # %% id="copy-time-guess"
 print("your guess:", "none yet" if guess is ... else guess)
@@ -801,8 +818,8 @@ x = torch.rand(8, 3, 4, 5, generator=stream(SEED, "images"))
 last = x.to(memory_format=torch.channels_last)
 print("shape:", tuple(last.shape), " same values:", torch.equal(x, last))
 print("strides:", last.stride())
-print("contiguous:", last.is_contiguous())
-print("contiguous as channels_last:", last.is_contiguous(memory_format=torch.channels_last))
+is_ordered = last.is_contiguous(memory_format=torch.channels_last)
+print(f"contiguous: {last.is_contiguous()}; contiguous as channels_last: {is_ordered}")
 kernels = torch.rand(6, 3, 3, 3, generator=stream(SEED, "kernels"))
 print("after a convolution:", F.conv2d(last, kernels).stride())
 print("the same without channels_last:", F.conv2d(x, kernels).stride())
@@ -819,7 +836,15 @@ with shows_error(RuntimeError):
 #
 # Views are free because they share. So whoever writes into one writes into all.
 #
-# **Predict.** What is in `x` at the end? Mind the two ways to add.
+# **Predict.** What is in `x` at the end?
+#
+# ```python
+# x = torch.zeros(3, 2)
+# first, second, third = x[0], x[1], x[[2]]
+# first += 1
+# second = second + 1
+# third += 1
+# ```
 
 # %% id="predict-alias" tags=["prediction"]
 guess = ...  # for example [[1, 1], [1, 1], [1, 1]]
@@ -903,14 +928,11 @@ copies = {
     "weight.detach()": weight.detach(),
     "weight.detach().clone()": weight.detach().clone(),
 }
-rows = [
-    (code, "shared" if shares_storage(t, weight) else "its own", "yes" if t.requires_grad else "no")
-    for code, t in copies.items()
-]
-print(table(rows, ("code", "memory", "in the graph")))
+memory = {code: shares_storage(t, weight) for code, t in copies.items()}
 with torch.no_grad():
     weight += 10  # what an optimizer does
-print("afterwards:", {code: t[0].item() for code, t in copies.items()})
+rows = [(code, str(memory[code]), str(t.requires_grad), t[0].item()) for code, t in copies.items()]
+print(table(rows, ("code", "shares memory", "in the graph", "after the step")))
 
 # %% [markdown] id="clone-says"
 # `detach` alone is no snapshot: when the optimizer moves the weight, the "old" value moves along. `clone` alone is no
@@ -951,8 +973,10 @@ def saved_kib(tensor):
 
 
 one = digits.train.images.float()[0]
-print(f"its numbers: {one.numel() * one.element_size():,} bytes; its storage: {human_bytes(storage_bytes([one]))}")
-print(f"saved as a view: {saved_kib(one):,.0f} KiB, as a clone: {saved_kib(one.clone()):,.0f} KiB")
+print(f"its numbers:      {one.numel() * one.element_size():,} bytes")
+print(f"its storage:      {human_bytes(storage_bytes([one]))}")
+print(f"saved as a view:  {saved_kib(one):,.0f} KiB")
+print(f"saved as a clone: {saved_kib(one.clone()):,.0f} KiB")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="save-says"
@@ -988,7 +1012,8 @@ labels = 2 * inputs[:, 0] + 0.5  # (N,)
 predictions = 2 * inputs + 0.5  # (N, 1): every one exactly right
 difference = predictions - labels
 print("shape of the difference:", tuple(difference.shape))
-print(f"mean squared error: {difference.square().mean():.2f}; variance of the labels: {labels.var():.2f}")
+print(f"mean squared error:     {difference.square().mean():.2f}")
+print(f"variance of the labels: {labels.var():.2f}")
 print(f"with shapes that agree: {(predictions.squeeze(1) - labels).square().mean():.2f}")
 print("your guess:", "none yet" if guess is ... else guess)
 
@@ -1176,7 +1201,7 @@ check("tensors.clinic-onehot", one_hot)
 
 # %% id="clinic-prepare" tags=["clinic"] exercise="tensors.clinic-prepare"
 def prepare(features, labels, device):
-    """Return features as float32 and labels as int64, both on device; the arrays stay as they are."""
+    """Return features as float32, labels as int64, both on device; change no array."""
     x, y = torch.from_numpy(features), torch.from_numpy(labels)
     ### BEGIN SOLUTION
     x = x.to(device, torch.float32)
