@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -122,7 +123,7 @@ def graph_diagram(nodes: list[Node]) -> Diagram:
     )
     places: dict[int, tuple[int, int]] = {}  # left edge and middle of each slot
     for x, column in enumerate(columns):
-        heights = [NODE_HEIGHT if slot < len(nodes) else LANE_HEIGHT for slot in column]
+        heights = [height_of(slot) for slot in column]
         y = MARGIN + (tallest - sum(heights) - GAP_Y * len(column)) // 2
         for slot, slot_height in zip(column, heights, strict=True):
             places[slot] = (MARGIN + x * (NODE_WIDTH + GAP_X), y + slot_height // 2)
@@ -166,7 +167,7 @@ def _layout(nodes: list[Node]) -> tuple[list[list[int]], list[list[int]]]:
                 chain.append(lanes)
                 lanes += 1
             chains.append([*chain, index])
-    links = [(left, right) for chain in chains for left, right in zip(chain, chain[1:], strict=False)]
+    links = [(left, right) for chain in chains for left, right in pairwise(chain)]
     for column_index in range(1, len(columns)):  # one sweep: each slot goes to the mean height of its inputs
         heights = {slot: i / len(columns[column_index - 1]) for i, slot in enumerate(columns[column_index - 1])}
 
@@ -181,7 +182,7 @@ def _layout(nodes: list[Node]) -> tuple[list[list[int]], list[list[int]]]:
 def _edge(points: list[tuple[int, int]]) -> str:
     """Draw one edge from the first slot's right side to the last slot's left side, straight through its lanes."""
     path = [f"M{points[0][0] + NODE_WIDTH},{points[0][1]}"]
-    for (left_x, left_y), (right_x, right_y) in zip(points, points[1:], strict=False):
+    for (left_x, left_y), (right_x, right_y) in pairwise(points):
         start, end = left_x + NODE_WIDTH, right_x
         middle = (start + end) // 2
         path.append(f"L{start},{left_y} C{middle},{left_y} {middle},{right_y} {end},{right_y}")
@@ -204,8 +205,8 @@ def _box(node: Node, x: int, middle: int, *, is_root: bool) -> str:
     )
     corner = 4 if node.is_leaf else 14
     return (
-        f'<rect x="{x}" y="{middle - NODE_HEIGHT // 2}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="{corner}" fill="{fill}" '
-        f'stroke="#555555"/>{texts}'
+        f'<rect x="{x}" y="{middle - NODE_HEIGHT // 2}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="{corner}" '
+        f'fill="{fill}" stroke="#555555"/>{texts}'
     )
 
 

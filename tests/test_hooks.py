@@ -41,9 +41,17 @@ def test_recording_without_names_takes_every_layer_without_children():
 @pytest.mark.parametrize("recorder", [recording, recording_gradients])
 def test_hooks_come_off_after_an_error_in_the_block(recorder):
     net = model()
-    with pytest.raises(ZeroDivisionError), recorder(net):
-        assert hook_count(net) > 0
-        raise ZeroDivisionError
+    attached = 0
+
+    def failing_block() -> None:
+        nonlocal attached
+        with recorder(net):
+            attached = hook_count(net)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing_block()
+    assert attached == 3
     assert hook_count(net) == 0
 
 
