@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -301,6 +302,16 @@ def test_setup_leaves_a_whole_environment_alone(ready, quick):
     code, _, err = finish(begin(ready, "setup", env=quick))
     assert (code, err) == (0, "")
     assert log_of(ready) == log
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or platform.machine() != "x86_64", reason="no choice there")
+def test_setup_with_cpu_keeps_the_standard_build_that_is_there_and_says_so(ready, quick):
+    code, _, err = finish(begin(ready, "setup", "--cpu", env=quick))
+    assert code == 0
+    assert err == (
+        "PyTorch's standard build is there already and works without a GPU too; "
+        f"for the smaller one remove {ready / '.venv'} and start again.\n"
+    )
 
 
 def test_a_package_that_was_cut_off_in_an_interrupted_set_up_is_installed_again(ready, quick):
