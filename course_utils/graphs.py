@@ -118,9 +118,11 @@ def graph_text(nodes: list[Node]) -> str:
 def graph_diagram(nodes: list[Node]) -> Diagram:
     """Return a picture of the graph: leaves at the left, the output at the right, value above gradient."""
     columns, chains = _layout(nodes)
-    tallest = max(
-        sum(NODE_HEIGHT if slot < len(nodes) else LANE_HEIGHT for slot in c) + GAP_Y * len(c) for c in columns
-    )
+
+    def height_of(slot: int) -> int:
+        return NODE_HEIGHT if slot < len(nodes) else LANE_HEIGHT
+
+    tallest = max(sum(map(height_of, column)) + GAP_Y * len(column) for column in columns)
     places: dict[int, tuple[int, int]] = {}  # left edge and middle of each slot
     for x, column in enumerate(columns):
         heights = [height_of(slot) for slot in column]
