@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import papermill
 import psutil
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionComplete, CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from papermill.clientwrap import PapermillNotebookClient
@@ -138,6 +138,7 @@ class CourseClient(PapermillNotebookClient):
         self.budget = budget
         self.index: int | None = None  # of the cell that runs, or ran last
         self.stopped: Stopped | None = None
+        self.cell_of: dict[str, int] = {}  # request -> cell, also of cells that are done
         self.left_running: list[str] = []  # what cells started and did not wait for
 
     def execute(self, **kwargs: Any) -> NotebookNode:
@@ -179,6 +180,20 @@ class CourseClient(PapermillNotebookClient):
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 raise Stopped("hidden-error", **_error_facts(output))
+
+    async def _async_poll_output_msg(self, parent_msg_id: str, cell: NotebookNode, cell_index: int) -> None:
+        """As in nbclient, but what belongs to an earlier cell and comes late goes to that cell, and is not dropped."""
+        self.cell_of[parent_msg_id] = cell_index
+        while True:
+            msg = await self.kc.iopub_channel.get_msg(timeout=None)
+            owner = self.cell_of.get(msg["parent_header"].get("msg_id"))
+            if owner == cell_index:
+                try:
+                    self.process_message(msg, cell, cell_index)
+                except CellExecutionComplete:
+                    return
+            elif owner is not None and msg["msg_type"] in OUTPUT_TYPES:
+                self.process_message(msg, self.nb.cells[owner], owner)
 
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         """Store what a kernel says, as long as there is room for it."""

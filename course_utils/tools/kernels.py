@@ -38,6 +38,8 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "NUMEXPR_MAX_THREADS",
 )
+# With the first, ipykernel does not collect what child processes print; the others are for a person at a prompt.
+_LEFT_OUT = ("PYTEST_CURRENT_TEST", "PYTHONSTARTUP", "PYTHONINSPECT")
 MESSAGE_LIMIT_BYTES = 128 * 1024**2  # a larger message is dropped unread, with the connection it came on
 QUEUE_LIMIT = 10_000  # messages that wait in this process; a kernel that talks faster loses some
 SOCKET_PATH_LIMIT = 90  # characters; systems allow 103 to 107 and the channel's number is appended
@@ -54,7 +56,7 @@ def kernel_environment(threads: int, token: str, folder: Path, base: Mapping[str
         folder: for IPython's own files, so that start-up files of the user are not run.
         base: what to start from; the variables of this process if None.
     """
-    env = dict(os.environ if base is None else base)
+    env = {name: value for name, value in (os.environ if base is None else base).items() if name not in _LEFT_OUT}
     for name in THREAD_VARIABLES:
         own = env.get(name, "")
         env[name] = str(min(threads, int(own)) if own.isdigit() and int(own) else threads)

@@ -30,6 +30,7 @@ from course_utils.tools.outcomes import Ending, exit_text
 SAMPLE_S = 0.2  # between two looks at clocks and memory
 SAMPLE_SHARE = 0.02  # of a core's time at most, for looking
 INTERRUPT_S = 2.0  # for a cell to end after an interrupt
+NOTE_S = 0.2  # for a kernel to note where it is
 REPORT_S = 8.0  # for a worker to save the notebook and report after its kernel was killed
 HURRIED_REPORT_S = 2.0  # the same, when a person waits after Ctrl-C
 WORKER_START_S = 120.0
@@ -229,6 +230,7 @@ class Watch:
                 await self._answer(self.breach, now)
         elif self.breach.killed_at is None:
             if now > self.breach.interrupted_at + INTERRUPT_S:
+                await self._ask_where()
                 await self._kill(self.breach)
         else:
             return now < self.breach.killed_at + (HURRIED_REPORT_S if self.run.stop.is_set() else REPORT_S)
@@ -287,11 +289,20 @@ class Watch:
         """Interrupt what takes too long, kill what takes too much."""
         if breach.how.endswith("timeout") and self.kernel_pid is not None and hasattr(signal, "SIGUSR2"):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.kernel_pid, signal.SIGUSR2)  # the kernel notes where it is, even in compiled code
                 os.kill(self.kernel_pid, signal.SIGINT)
                 breach.interrupted_at = now
                 return
         await self._kill(breach)
+
+    async def _ask_where(self) -> None:
+        """Let a kernel that ignores interrupts note where it is, even in compiled code.
+
+        Not at the same time as an interrupt: a signal that finds another one under way goes to another thread, and
+        then it ends no wait of the main thread.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.kernel_pid, signal.SIGUSR2)
+            await asyncio.sleep(NOTE_S)
 
     async def _kill(self, breach: Breach) -> None:
         """Kill everything below the worker; it will notice."""

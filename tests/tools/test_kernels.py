@@ -65,6 +65,11 @@ def test_the_choice_of_a_drawing_backend_is_left_alone():
     assert kernel_environment(1, "t", Path("/f"), base={"MPLBACKEND": "agg"})["MPLBACKEND"] == "agg"
 
 
+def test_a_kernel_does_not_know_that_it_runs_under_pytest():
+    assert "PYTEST_CURRENT_TEST" in os.environ
+    assert "PYTEST_CURRENT_TEST" not in kernel_environment(1, "t", Path("/f"))
+
+
 def test_the_kernel_is_that_of_this_interpreter(tmp_path):
     assert kernel_spec(tmp_path / "log").argv[:3] == [sys.executable, "-m", "ipykernel_launcher"]
 
