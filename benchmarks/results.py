@@ -16,6 +16,7 @@ from course_utils.paths import write_text
 from course_utils.text import table
 
 FILE = Path(__file__).with_name("results.json")
+HEADER = ("what", "median", "spread", "goal", "verdict", "beside")
 PACKAGES = ("torch", "torchvision", "numpy", "jupyterlab", "papermill", "ipykernel")
 
 
@@ -91,21 +92,31 @@ def as_json(results: Sequence[Result], facts: dict[str, Any]) -> str:
 
 def as_text(results: Sequence[Result]) -> str:
     """Return a table for a terminal, a line for each result."""
-    rows = []
-    for result in results:
-        ours = "not measured" if result.ours is None else f"{result.ours:.4g} {result.unit}"
-        spread = f"{min(result.runs):.4g} to {max(result.runs):.4g}" if len(result.runs) > 1 else ""
-        sign = "≥" if result.higher_is_better else "≤"
-        goal = "" if result.goal is None else f"{sign} {result.goal:g}"
-        verdict = {True: "met", False: "MISSED", None: ""}[result.met]
-        peers = ", ".join(f"{peer} {value:.4g}" for peer, value in result.others.items())
-        rows.append((result.name, ours, spread, goal, verdict, peers or result.note))
-    return table(rows, ("what", "median", "spread", "goal", "", "beside"))
+    return table([_row(result) for result in results], HEADER)
+
+
+def as_markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
+    """Return the page ``results.md``: the table, and the machine it comes from."""
+    rows = [HEADER, ("---",) * len(HEADER), *map(_row, results)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    where = ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in {**facts, **versions()}.items())
+    return "\n".join(["# What was measured", "", *lines, "", f"Measured on: {where}.", ""])
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    ours = "not measured" if result.ours is None else f"{result.ours:.4g} {result.unit}"
+    spread = f"{min(result.runs):.4g} to {max(result.runs):.4g}" if len(result.runs) > 1 else ""
+    sign = "≥" if result.higher_is_better else "≤"
+    goal = "" if result.goal is None else f"{sign} {result.goal:g}"
+    verdict = {True: "met", False: "MISSED", None: ""}[result.met]
+    peers = ", ".join(f"{peer} {value:.4g}" for peer, value in result.others.items())
+    return (result.name, ours, spread, goal, verdict, peers or result.note)
 
 
 def save(results: Sequence[Result], facts: dict[str, Any], path: Path = FILE) -> None:
-    """Write ``results.json``, all of it or nothing."""
+    """Write ``results.json`` and, beside it, the same for people: ``results.md``."""
     write_text(path, as_json(results, facts))
+    write_text(path.with_suffix(".md"), as_markdown(results, facts))
 
 
 def _processor() -> str:

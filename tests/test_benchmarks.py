@@ -73,6 +73,19 @@ def test_table_shows_goal_verdict_and_what_was_not_measured():
     assert text.count("MISSED") == 2
 
 
+def test_page_for_people_has_a_row_for_each_result_and_the_machine():
+    page = results.as_markdown([result(), result(name="slow", goal=1.0)], {"cores": 2})
+    assert "| thing | 2 s | 1 to 3 | ≤ 2.5 | met |  |" in page
+    assert "| slow | 2 s | 1 to 3 | ≤ 1 | MISSED |  |" in page
+    assert "cores: 2" in page
+
+
+def test_stored_page_tells_the_stored_results():
+    page = results.FILE.with_suffix(".md").read_text(encoding="utf-8")
+    content = json.loads(results.FILE.read_text(encoding="utf-8"))
+    assert all(f"| {entry['name']} |" in page for entry in content["results"])
+
+
 def test_time_and_accuracy_are_read_from_the_training_cell(tmp_path):
     text = "650 steps in 26 s\ntest accuracy 98.4 %, loss 0.050 nats\n"
     cells = [
