@@ -74,7 +74,7 @@ def _number(value: float, exponent: int) -> str:
     if count == 0:
         return "0"
     if exponent >= 5 or exponent <= -7:
-        return f"{count * 10.0**exponent:.4g}"
+        return f"{count * 10.0**exponent:.6g}"
     text = f"{count * 10.0**exponent:.{max(-exponent, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -24,11 +24,16 @@ _EXERCISE = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def problems(path: Path, cells: list[Cell]) -> list[SourceError]:
-    """Return every place in which the source breaks a rule, in order of the rules."""
-    broken = [error for rule in CELL_RULES for cell in cells for error in rule(cell)]
-    if not broken:  # the rules about the whole read the cells' code, which must be sound first
-        broken = [error for rule in LESSON_RULES for error in rule(path, cells)]
-    return broken
+    """Return the places in which the source breaks a rule: the first for each cell, in the file's order.
+
+    The rules about the whole read the cells' code, so they are asked only once each cell is sound.
+    """
+    broken = [error for cell in cells if (error := _first_problem(cell))]
+    return broken or [error for rule in LESSON_RULES for error in rule(path, cells)]
+
+
+def _first_problem(cell: Cell) -> SourceError | None:
+    return next((error for rule in CELL_RULES for error in rule(cell)), None)
 
 
 def _has_a_proper_id(cell: Cell) -> Iterator[SourceError]:
