@@ -92,7 +92,7 @@ def accumulate_gradients(
     Returns:
         The mean loss over the window's examples, shape (), not scaled, on the model's device.
     """
-    n_total = sum(n_examples(batch) for batch in window)
+    n_total = sum(map(n_examples, window))
     losses = []
     for x, y in window:
         with _precision(model, amp):
@@ -410,14 +410,15 @@ def device_of(model: nn.Module) -> torch.device:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Return a batch on the device: tensors are moved, also inside tuples, lists and dicts; the rest stays as it is."""
+    if isinstance(value, (tuple, list)):
+        moved = [to_device(item, device) for item in value]
+        return (
+            type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+        )  # a named tuple takes each alone
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)  # waits anyway unless the memory is pinned
+        return value if value.device == device else value.to(device, non_blocking=True)  # waits unless memory is pinned
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(to_device(item, device) for item in value)
     return value
 
 
@@ -428,9 +429,11 @@ def n_examples(batch: Batch) -> int:
         DataError: if there is no tensor with an axis.
     """
     x, y = batch
+    if type(y) is Tensor and y.ndim:  # the usual case, fast
+        return y.size(0)
     for tensor in _tensors((y, x)):
         if tensor.ndim:
-            return len(tensor)
+            return tensor.size(0)
     raise DataError(
         "This batch doesn't say how many examples it holds.",
         got=f"inputs of type {type(x).__name__}, labels of type {type(y).__name__}",
@@ -501,7 +504,7 @@ class _Windows:
             self._set_draws(now)
         while window := [as_pair(batch) for batch in islice(batches, self.size)]:
             facts.batch += len(window)
-            self.n_examples = sum(n_examples(batch) for batch in window)
+            self.n_examples = sum(map(n_examples, window))
             self._last_labels = window[-1][1]
             yield window
         if facts.batch == 0:

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils import checkpoints
 from course_utils.data import Batches
 from course_utils.records import Epoch, Run, Step
-from course_utils.seeding import seed_everything, seed_worker, stream
+from course_utils.seeding import rng_state, seed_everything, seed_worker, stream
 from course_utils.training import KeepBest, fit
 
 N, D, C = 23, 5, 3  # examples, features, classes
@@ -93,11 +93,12 @@ class World:
         self.x, self.y = torch.randn(N, D), torch.randint(0, C, (N,))
         self.model = nn.Sequential(nn.Linear(D, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.3), nn.Linear(7, C))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.step_schedule = ExponentialLR(self.optimizer, 0.97)
-        self.epoch_schedule = ReduceLROnPlateau(self.optimizer, mode="max", patience=0, factor=0.5)
-        # 2**127: the first updates overflow and are skipped; after 2 good ones the scale grows, and one more overflows.
-        self.scaler = GradScaler("cpu", init_scale=2.0**127, growth_interval=2, growth_factor=4.0)
-        self.best = KeepBest("max", patience=5)
+        # Both multiply the rate that is there, and both count: one loses its place as easily as the other.
+        self.step_schedule = StepLR(self.optimizer, step_size=2, gamma=0.9)
+        self.epoch_schedule = ReduceLROnPlateau(self.optimizer, patience=0, factor=0.5)
+        # 2**125: the first update overflows and is skipped; after 3 good ones the scale grows, and another overflows.
+        self.scaler = GradScaler("cpu", init_scale=2.0**125, growth_interval=3)
+        self.best = KeepBest(patience=5)
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.augment = stream(0, "augment")
         self.batches = make_batches(self.kind, self.x, self.y, self.augment)
@@ -118,6 +119,11 @@ class World:
     def _spread(self, logits: Tensor, labels: Tensor) -> Tensor:
         self.measured()
         return logits.std()
+
+    def live(self) -> dict[str, Any]:
+        """Return the states of the objects themselves, which at the end must be right and not only their copies."""
+        parts = (self.model, self.optimizer, self.step_schedule, self.epoch_schedule, self.scaler, self.ema)
+        return {**{type(part).__name__: part.state_dict() for part in parts}, "random": rng_state()}
 
     def run(self, **changes: Any) -> Run:
         """Train, or go on from the newest checkpoint."""
