@@ -32,8 +32,8 @@ class Surroundings:
 def plain_surroundings() -> Iterator[Surroundings]:
     """Give surroundings for kernels whose outputs are stored or compared.
 
-    CPU only, one thread, no progress file, and neither IPython's nor matplotlib's settings of this user. Every
-    process that was started in them and still runs at the end of the block is killed.
+    CPU only, one thread, no progress file, the same inputs in every check, and neither IPython's nor matplotlib's
+    settings of this user. Every process that was started in them and still runs at the end of the block is killed.
     """
     from course_utils.tools import processes
     from course_utils.tools.kernels import kernel_environment  # slow to import; `build --check` starts no kernel
@@ -45,7 +45,7 @@ def plain_surroundings() -> Iterator[Surroundings]:
         no_settings.touch()
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
         env = kernel_environment(threads=1, token=token, folder=folder, base=kept)
-        env |= {"CUDA_VISIBLE_DEVICES": "", "MATPLOTLIBRC": str(no_settings), "TZ": "UTC"}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "COURSE_CHECK_SEED": "0", "MATPLOTLIBRC": str(no_settings), "TZ": "UTC"}
         try:
             yield Surroundings(env, folder)
         finally:
