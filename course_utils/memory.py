@@ -85,6 +85,7 @@ def counting_new_bytes() -> Iterator[NewBytes]:
     written anew, not the peak. Views and in-place operators make no storage, so they count 0.
 
     Example:
+        >>> import torch
         >>> x = torch.zeros(2, 3)
         >>> with counting_new_bytes() as new:
         ...     y = x.t().contiguous()

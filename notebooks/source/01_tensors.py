@@ -46,7 +46,9 @@ digits = load_digits28()
 # height and width, so the axes are brought into that order in two ways. Both results have the same shape.
 
 # %% id="hook-picture"
-colours = torch.tensor([[0, 0.6, 1], [1, 0.5, 0], [0, 0.8, 0.5], [1, 0.4, 0.8], [1, 0.8, 0]])
+blue, orange, green = (0, 0.6, 1), (1, 0.5, 0), (0, 0.8, 0.5)
+pink, yellow = (1, 0.4, 0.8), (1, 0.8, 0)
+colours = torch.tensor([blue, orange, green, pink, yellow])  # (N, C) = (5, 3)
 grey, _ = digits.test.as_batch(slice(0, 5))  # (N, 1, 28, 28) in 0..1
 photos = grey.permute(0, 2, 3, 1) * colours[:, None, None, :]
 photos = photos.contiguous()  # (N, H, W, C) = (5, 28, 28, 3)
@@ -1012,14 +1014,16 @@ labels = 2 * inputs[:, 0] + 0.5  # (N,)
 predictions = 2 * inputs + 0.5  # (N, 1): every one exactly right
 difference = predictions - labels
 print("shape of the difference:", tuple(difference.shape))
-print(f"mean squared error:     {difference.square().mean():.2f}")
-print(f"variance of the labels: {labels.var():.2f}")
-print(f"with shapes that agree: {(predictions.squeeze(1) - labels).square().mean():.2f}")
+print(f"loss of perfect predictions: {difference.square().mean():.2f}")
+always_the_mean = labels.mean().expand(200, 1)
+print(f"loss of always the mean:     {(always_the_mean - labels).square().mean():.2f}")
+print(f"variance of the labels:      {labels.var():.2f}")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="loss-says"
-# Every prediction was compared with every label. The result is twice the variance of the labels, however good the model
-# is. And what does a model learn from such a loss?
+# Every prediction was compared with every label. Perfect predictions are charged twice the variance of the labels.
+# Whoever predicts the mean of all labels, whatever the input, gets away with half of that. So what does a model learn
+# from such a loss?
 
 # %% id="broadcast-training"
 def trained(fix_shape):
@@ -1035,7 +1039,7 @@ def trained(fix_shape):
 
 for fix_shape in (False, True):
     slope, intercept = trained(fix_shape)
-    print(f"shapes agree: {fix_shape!s:<6} line found: y = {slope:.2f} x + {intercept:.2f}")
+    print(f"shapes agree: {fix_shape!s:<5}  line: y = {slope:.2f} x + {intercept:.2f}")
 print(f"mean of the labels: {labels.mean():.2f}")
 
 # %% [markdown] id="broadcast-training-says"
@@ -1050,8 +1054,12 @@ with warnings.catch_warnings(record=True) as seen:
     F.mse_loss(predictions, labels)
 print(seen[0].category.__name__ + ":", seen[0].message)
 
+# %% [markdown] id="accuracy-text"
+# No such help comes when you write the comparison yourself. Four votes, all of them right:
+
+# %% id="accuracy"
 votes, truth = torch.tensor([[1], [0], [1], [1]]), torch.tensor([1, 0, 1, 1])
-print(f"accuracy of (N, 1) against (N,): {(votes == truth).sum() / len(truth):.2f}")
+print(f"'accuracy' of (N, 1) against (N,): {(votes == truth).sum() / len(truth):.2f}")
 
 # %% [markdown] id="mse-says"
 # An accuracy above 1 is the same fault in another place, and at least it can't be overlooked. One line protects you:
