@@ -132,7 +132,8 @@ def seed_worker(worker_id: int) -> None:
     from the loader's generator at each epoch, and the worker's number. It can't know the generators that a dataset
     keeps: every worker gets a copy in the same state, so all of them repeat the same draws, and so does the next
     epoch. This function seeds those: any attribute of the dataset, or of a dataset inside it (``Subset``,
-    ``ConcatDataset``), that is a `torch.Generator`, a `numpy.random.Generator` or a `random.Random`.
+    ``ConcatDataset``), that is a `torch.Generator`, a `numpy.random.Generator` or a `random.Random`. (torch 2.14 can't
+    send a `torch.Generator` to a *spawned* worker; there, keep one of the other two.)
 
     Raises:
         UsageError: if it is called outside a worker.
@@ -178,6 +179,7 @@ def deterministic(warn_only: bool = False) -> Iterator[None]:
     is not seeded: the same input gives the same bits, and the seed decides the input.
 
     On CUDA, cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` at its first use in the process, so enter the block before it.
+    The first block of a process takes a second or two: torch loads the settings of its compiler to switch those too.
     """
     cudnn = torch.backends.cudnn
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
