@@ -269,7 +269,8 @@ class Watch:
         done = done or {"how": "lost", "sentence": facts, "cell": self.cell}
         how, sentence, cell = done["how"], done.get("sentence", ""), done["cell"]
         if self.breach is not None:
-            how, sentence, cell = self.breach.how, self.breach.facts, self.breach.cell
+            how, sentence = self.breach.how, self.breach.facts
+            cell = self.cell if self.breach.cell is None else self.breach.cell
         return Ending(
             how=how,
             facts=sentence,

@@ -13,8 +13,11 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import psutil
+import pytest
 
+from course_utils.errors import EnvironmentProblem, UsageError
 from course_utils.tools import processes
+from course_utils.tools.runner import RunOptions, run_course
 
 PARAMETERS = 'SEED = 0\nDEVICE = "auto"\nFAST = True'
 MARK = "COURSE_TEST_MARK"  # in the environment of everything that a test starts
@@ -71,3 +74,10 @@ def left_over(mark: str, wait_s: float = 5.0) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return commands
+
+
+def refused(options: RunOptions) -> str:
+    """Return the error of a run that must not start anything."""
+    with pytest.raises((UsageError, EnvironmentProblem)) as caught:
+        run_course(options)
+    return str(caught.value)

@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from course_utils.paths import ROOT
-from course_utils.tools import processes
-from course_utils.tools.execution import OutputBudget, size_of
 from course_utils.tools.kernels import THREAD_VARIABLES, GuardedKernelManager, kernel_environment, kernel_spec
-
-ADOPT = "from course_utils.tools import processes; processes.adopt_orphans()"
-DAEMON = """
-import os, time
-{adopt}
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        time.sleep(1000)
-    os._exit(0)
-os.wait()
-print("ready", flush=True)
-time.sleep(1000)
-"""
-
-
-def start(script: str) -> subprocess.Popen:
-    """Start a Python process and wait until it has said a line."""
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT)
-    process.stdout.readline()
-    return process
-
-
-def stop(process: subprocess.Popen) -> None:
-    """Kill a process, whoever else holds its output."""
-    process.kill()
-    process.stdout.close()
-    process.wait()
 
 
 def test_numeric_libraries_get_their_share_of_the_cores():
@@ -78,107 +45,3 @@ def test_a_long_path_takes_ports_since_sockets_need_short_ones(tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     assert GuardedKernelManager(folder=folder, kernel_name="python3").transport == "tcp"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux hands orphans to an ancestor")
-def test_a_daemon_stays_below_a_process_that_adopts_orphans():
-    process = start(DAEMON.format(adopt=ADOPT))
-    try:
-        assert len(processes.below(process.pid)) == 1
-        assert processes.end_below(process.pid) == []
-        assert processes.below(process.pid) == []
-        assert process.poll() is None
-    finally:
-        stop(process)
-
-
-def test_a_daemon_that_left_is_found_by_its_environment(monkeypatch):
-    monkeypatch.setenv("COURSE_TEST_TOKEN", f"{os.getpid()}-{time.time()}")
-    token = os.environ["COURSE_TEST_TOKEN"]
-    process = start(DAEMON.format(adopt=""))
-    stop(process)
-    found = processes.marked("COURSE_TEST_TOKEN", token)
-    assert len(found) == 1
-    processes.end(found)
-    psutil.wait_procs(found, timeout=5)
-    assert processes.marked("COURSE_TEST_TOKEN", token) == []
-
-
-def test_a_meter_counts_everything_below_and_remembers_the_peak():
-    child = start("import os, time\nos.fork()\nx = bytearray(50_000_000)\nprint('ready', flush=True)\ntime.sleep(1000)")
-    time.sleep(0.3)  # the fork may be a little later than its parent
-    meter = processes.Meter(os.getpid())
-    try:
-        meter.sample()
-        assert meter.processes >= 2
-        assert meter.peak_bytes >= meter.memory_bytes > 95_000_000
-        assert meter.cpu_seconds > 0
-    finally:
-        processes.end_below(child.pid)
-        stop(child)
-    before = meter.cpu_seconds
-    meter.sample()
-    assert meter.peak_bytes > 95_000_000
-    assert meter.cpu_seconds >= before
-
-
-def test_asking_about_a_process_that_is_gone_is_no_error():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    assert processes.below(process.pid) == []
-    assert processes.end_below(process.pid) == []
-    processes.Meter(process.pid).sample()
-
-
-def test_cores_and_memory_are_positive_and_follow_a_container(tmp_path, monkeypatch):
-    assert 1 <= processes.core_count() <= os.cpu_count()
-    assert processes.available_memory_bytes() > 0
-    values = {"cpu.max": ["100000 100000"], "memory.max": ["1000"], "memory.current": ["400"]}
-    monkeypatch.setattr(processes, "_cgroup_values", lambda name: iter(values[name]))
-    assert processes.core_count() == 1
-    assert processes.available_memory_bytes() == 600
-    monkeypatch.setattr(processes, "_cgroup_values", lambda name: iter(["max 100000" if name == "cpu.max" else "max"]))
-    assert processes.core_count() >= 1
-    assert processes.available_memory_bytes() > 600
-
-
-def test_last_words_are_the_crash_and_the_lessons_part_of_the_stack(tmp_path):
-    log = tmp_path / "log"
-    log.write_text(
-        'noise\nFatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n  File "a.py"\n\n'
-        "Current thread 0x2 (most recent call first):\n"
-        '  File "/tmp/ipykernel_12/345.py", line 3 in crash\n'
-        '  File "/x/site-packages/torch/nn.py", line 9 in forward\n'
-        f'  File "/x/site-packages{os.sep}IPython{os.sep}core.py", line 1 in run\n'
-        '  File "later.py", line 1 in never\n'
-    )
-    assert processes.last_words(log).splitlines() == [
-        "Fatal Python error: Segmentation fault",
-        "Most recent call first:",
-        '  File "<cell>", line 3 in crash',
-        '  File "/x/site-packages/torch/nn.py", line 9 in forward',
-    ]
-
-
-def test_last_words_without_a_stack_are_the_last_lines(tmp_path):
-    (tmp_path / "log").write_text("\n".join(map(str, range(100))))
-    assert processes.last_words(tmp_path / "log").splitlines() == [str(n) for n in range(80, 100)]
-    assert processes.last_words(tmp_path / "none") == ""
-
-
-def test_an_output_budget_names_the_limit_that_breaks():
-    budget = OutputBudget(cell_bytes=100, notebook_bytes=150, cell_messages=3)
-    assert budget.breach(100) == ""
-    assert "wrote more than 100 B" in budget.breach(101)
-    budget.spend(90)
-    assert budget.room() == 10
-    budget.next_cell()
-    assert budget.room() == 60
-    assert "above 150 B" in budget.breach(61)
-    for _ in range(3):
-        budget.spend(1)
-    assert "more than 3 outputs" in budget.breach(1)
-
-
-def test_the_size_of_a_message_counts_its_texts():
-    assert size_of({"data": {"text/plain": "12345", "image/png": "x" * 1000}, "list": ["ab", "cd"], "n": 1}) > 1009
