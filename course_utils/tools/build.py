@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,12 +108,7 @@ def build(
             results.append(Built(source, "failed", (str(error),)))
             continue
         tasks += [_task(source, cells, edition, notebook, force) for edition, notebook in notebooks.items()]
-    if jobs == 1:
-        results += [task() for task in tasks]
-    else:
-        with ThreadPoolExecutor(jobs) as pool:
-            results += pool.map(lambda task: task(), tasks)
-    return BuildResult(tuple(results))
+    return BuildResult((*results, *_in_threads(tasks, jobs)))
 
 
 def inputs_hash(source: Path) -> str:
@@ -153,6 +150,24 @@ def stored_problems(stored: Notebook) -> list[str]:
     if not found and counts != list(range(1, len(code) + 1)):
         found.append("its cells were not executed once each from top to bottom")
     return found
+
+
+def _in_threads(tasks: list[Callable[[], Built]], jobs: int) -> list[Built]:
+    """Run ``tasks``, ``jobs`` at a time. An interrupt ends their kernels at once and goes through.
+
+    A single task has a thread too: in the main thread, nbclient takes the interrupt for itself.
+    """
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        return list(pool.map(lambda task: task(), tasks))
+    except BaseException:
+        from course_utils.tools import processes
+
+        pool.shutdown(wait=False, cancel_futures=True)
+        processes.end_below(os.getpid())
+        raise
+    finally:
+        pool.shutdown()
 
 
 def _task(source: Path, cells: list[Cell], edition: str, notebook: Notebook, force: bool) -> Callable[[], Built]:
@@ -234,7 +249,7 @@ def _run(node: Any, by_id: dict[str | None, Cell], edition: str, folder: Path) -
             on_cell_start=lambda cell, cell_index: started.append(by_id[cell.id]),
         )
         try:
-            client.execute(env=plain.env, cleanup_kc=True)
+            asyncio.run(client.async_execute(env=plain.env, cleanup_kc=True))
         except CellExecutionError as error:
             raise _failure(started[-1], edition, node) from error
         except CellTimeoutError as error:

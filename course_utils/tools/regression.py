@@ -1,7 +1,7 @@
 """Compare notebooks with a fresh run of themselves, through nbval, strictly.
 
-Each notebook gets its own pytest process in the surroundings that built it. This module is also the pytest plugin
-that makes nbval patient: a machine under load is no reason for a verdict.
+Each notebook gets its own pytest process in the surroundings that built it, with the plugin in ``patience``: a machine
+under load is no reason for a verdict. One command compares the lessons, here ten times with every core busy:
 
     python -m course_utils.tools.regression --repeat 10 --load notebooks/01_tensors.ipynb
 """
@@ -9,7 +9,6 @@ that makes nbval patient: a machine under load is no reason for a verdict.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -19,17 +18,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.paths import NOTEBOOKS
 from course_utils.text import plural
 from course_utils.tools.isolation import plain_surroundings
 from course_utils.tools.outputs import SANITIZE
+from course_utils.tools.processes import core_count
 
 TIMEOUT_S = 600
-OUTPUT_TIMEOUT_S = 60  # nbval waits 5 s between two messages, which a busy machine exceeds
 START_TIMEOUT_S = 120
+_BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # pytest must not read the project's settings: they make warnings errors, nbval's and jupyter's own among them.
 _PYTEST_SETTINGS = "[pytest]\n"
@@ -67,7 +66,7 @@ def compare(notebook: Path, timeout_s: float = TIMEOUT_S, sanitize: Path = SANIT
         env = {**plain.env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins cost time and change what runs
         command = [
             *(sys.executable, "-m", "pytest", "-c", str(settings), "--rootdir", str(notebook.parent), "--noconftest"),
-            *("-p", "nbval.plugin", "-p", "course_utils.tools.regression", "-p", "no:cacheprovider"),
+            *("-p", "nbval.plugin", "-p", "course_utils.tools.patience", "-p", "no:cacheprovider"),
             *("--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(sanitize)),
             *("--nbval-cell-timeout", str(timeout_s), "--nbval-kernel-startup-timeout", str(START_TIMEOUT_S)),
             *("-q", "--no-header", "--color=no", "-rN", str(notebook)),
@@ -104,9 +103,8 @@ def all_notebooks(folder: Path = NOTEBOOKS) -> list[Path]:
 
 @contextmanager
 def busy_cores(count: int | None = None) -> Iterator[None]:
-    """Keep ``count`` cores busy (all by default) while the block runs."""
-    burner = [sys.executable, "-c", "while True: pass"]
-    burners = [subprocess.Popen(burner) for _ in range(count or os.cpu_count() or 1)]
+    """Keep ``count`` cores busy (all by default) while the block runs; the load ends with this process too."""
+    burners = [subprocess.Popen([sys.executable, "-c", _BURN]) for _ in range(count or core_count())]
     try:
         yield
     finally:
@@ -139,15 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(result.report, flush=True)
     print(f"{plural(total, 'comparison')}, {different} different.")
     return 0 if total and not different else 1
-
-
-# What follows is the pytest plugin.
-
-
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Give every cell more time between two messages than nbval's fixed 5 s."""
-    for item in items:
-        item.output_timeout = OUTPUT_TIMEOUT_S
 
 
 if __name__ == "__main__":
