@@ -145,7 +145,7 @@ def check_parameters(path: Path, parameters: Mapping[str, Any], asked: set[str])
             raise UsageError(
                 f"The notebook {path.name} has no parameter called {name!r}.",
                 expected=f"one of {', '.join(sorted(known))}" if known else "",
-                fix=did_you_mean(name, known) + (" Name the lessons that have it." if name in asked else ""),
+                fix=did_you_mean(name, known) + (" Or name only lessons that have it." if name in asked else ""),
             )
 
 

@@ -50,7 +50,7 @@ class Limits:
     cell_output_bytes: int = 16 * 1024**2
     cell_messages: int = 5_000  # outputs of one cell
     notebook_output_bytes: int = 64 * 1024**2
-    output_wait_s: int = 15  # for outputs that are still under way when a cell is done
+    output_wait_s: int = 60  # for outputs that are still under way when a cell is done
 
 
 @dataclass(frozen=True, kw_only=True)
