@@ -94,7 +94,7 @@ class Worker:
 
     @classmethod
     async def start(cls, folder: Path) -> Worker:
-        """Start a worker whose own messages go to a log in ``folder``.
+        """Start a worker whose own messages go to a log in ``folder``, a part of the run's short-lived files.
 
         Raises:
             EnvironmentProblem: if it does not come up.
@@ -108,7 +108,7 @@ class Worker:
         }
         with open(log, "ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "course_utils.tools.worker"),
+                *(sys.executable, "-m", "course_utils.tools.worker", str(folder.parent)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,

@@ -1,15 +1,17 @@
 """The process that executes notebooks for the runner, one after the other.
 
-The runner starts it with ``python -m course_utils.tools.worker``, writes one job a line to its standard input and
-reads one event a line from its standard output (both JSON). It has its own process so that whatever happens in it
-ends with it: the runner watches from outside, and kills this process's kernel, or this process.
-When its standard input ends, the runner is done or gone; it then ends its kernel and itself.
+The runner starts it with ``python -m course_utils.tools.worker FOLDER``, writes one job a line to its standard input
+and reads one event a line from its standard output (both JSON). It has its own process so that whatever happens in
+it ends with it: the runner watches from outside, and kills this process's kernel, or this process.
+When its standard input ends, the runner is gone; it then ends its kernel, removes FOLDER (short-lived files), and
+ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 from queue import SimpleQueue
@@ -23,6 +25,7 @@ def _follow_orders(jobs: SimpleQueue[str]) -> None:
     for line in sys.stdin:
         jobs.put(line)
     processes.end_below(os.getpid())
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
     os._exit(0)
 
 

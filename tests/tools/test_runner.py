@@ -277,9 +277,11 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     quick = write_notebook(tmp_path / "quick.ipynb", "1")
     stuck = write_notebook(tmp_path / "stuck.ipynb", LEAVES_CHILDREN, "open('here', 'w').close()", IGNORES_INTERRUPTS)
     never = write_notebook(tmp_path / "never.ipynb", "1")
+    (tmp_path / "temporary").mkdir()
     with marked_processes() as mark:
         command = [sys.executable, "-c", script(tmp_path / "out", quick, stuck, never)]
-        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+        env = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + 40
         while not (tmp_path / "here").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -302,11 +304,13 @@ def test_ctrl_c_ends_the_run_within_seconds_and_leaves_a_report(started, tmp_pat
     assert {"report.html", "junit.xml", "quick.ipynb", "stuck.ipynb"} <= {p.name for p in (tmp_path / "out").iterdir()}
 
 
-def test_a_runner_that_is_killed_takes_its_kernels_along(started):
+def test_a_runner_that_is_killed_takes_its_kernels_and_short_lived_files_along(started, tmp_path):
     process, mark = started
+    assert list((tmp_path / "temporary").glob("course-*"))
     process.kill()
     process.wait()
     assert left_over(mark) == []
+    assert not list((tmp_path / "temporary").glob("course-*"))
 
 
 PRINT_FACTS = """
