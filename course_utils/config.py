@@ -38,7 +38,7 @@ class TrainConfig:
     model: str = "digit-cnn"  # see models.from_name
     channels_last: bool = True  # keep a pixel's channels side by side in memory; convolutions on CPU are quicker so
     augment: bool = True  # turn, move and resize the training images; see data.affine_augment
-    epochs: int = 12  # passes over the training examples
+    epochs: int = 20  # passes over the training examples
     batch_size: int = 64  # examples per batch
     accumulate: int = 1  # batches per step
     optimizer: str = "adamw"  # one of OPTIMIZERS

@@ -45,9 +45,7 @@ def test_a_device_that_is_there_is_taken_by_name_or_as_a_device(machine, name):
 
 
 UNKNOWN = {
-    "gpu": "There is no kind of device called 'gpu'.\n"
-    "  expected: one of auto, cpu\n"
-    "  fix:      Did you mean 'cpu'?",
+    "gpu": "There is no kind of device called 'gpu'.\n  expected: one of auto, cpu\n  fix:      Did you mean 'cpu'?",
     "cudaa": "There is no kind of device called 'cudaa'.\n"
     "  expected: one of auto, cpu\n"
     "  fix:      Did you mean 'cuda'?",
