@@ -20,6 +20,7 @@ Mistakes = Iterable[tuple[Any, str]]  # wrong values that have a known cause, ea
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
 _NESTED = (tuple, list, set, frozenset, dict)
+MAX_DESCRIBED = 4  # items of a tuple or list that a message names one by one
 MAX_DEPTH = 20  # levels of containers in containers; answers have two or three
 
 
@@ -31,6 +32,10 @@ def describe(value: object) -> str:
         return f"a {name} of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if _is_plain(value):
         return shorten(repr(value))
+    if type(value) in (tuple, list):
+        assert isinstance(value, (tuple, list))
+        if len(value) <= MAX_DESCRIBED and all(type(item) in _TENSORS or _is_plain(item) for item in value):
+            return f"a {type(value).__name__} of {'; '.join(describe(item) for item in value)}"
     kind = type(value).__name__
     return f"a {kind}" if kind[:1].lower() not in "aeiou" else f"an {kind}"
 

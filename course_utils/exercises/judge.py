@@ -80,7 +80,9 @@ def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Out
                 if not check.passed:
                     return Outcome(exercise.id, WRONG, tuple(held), check)
                 held.append(check.what)
-    except NotImplementedError:
+    except NotImplementedError as error:
+        if error.args:  # torch raises it too, for two bool tensors for example: that is an attempt, a stub is bare
+            return Outcome(exercise.id, WRONG, tuple(held), _explain(exercise, error))
         return Outcome(exercise.id, UNTRIED, tuple(held))
     except KeyboardInterrupt:
         return Outcome(exercise.id, WRONG, tuple(held), Check(RUNS, False, "interrupted", MSG_INTERRUPTED))

@@ -49,6 +49,7 @@ EXERCISES = [
             ("can't be cast", NO_FLOAT[0]),
             ("expected scalar type", NO_FLOAT[0]),
             ("with a bool tensor", NO_FLOAT[0]),
+            ("two bool tensors", NO_FLOAT[0]),
             ("Found dtype", NO_FLOAT[0]),
             ("arget size", NO_FLOAT[1]),
         ),
@@ -165,6 +166,12 @@ EXERCISES = [
             "for name, layer in model.named_modules(): "
             "handles.append(layer.register_forward_hook(note)), where note appends name "
             "to a list if the output is not all finite. Run model(x); return found[0] if found else None.",
+        ),
+        errors=(
+            (
+                "cannot be multiplied",
+                "The order of registration is not the order of running. Call model(x), and let hooks report.",
+            ),
         ),
     ),
     Exercise(

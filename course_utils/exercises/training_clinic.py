@@ -122,7 +122,7 @@ def check_clinic_modes(train: Callable, inputs: Inputs) -> Iterator[Check]:
         detail="the outputs had a grad_fn",
         hint="Keep torch.no_grad() around the validation pass.",
     )
-    scores_ok = type(scores) is list and len(scores) == epochs
+    scores_ok = type(scores) in (list, tuple) and len(scores) == epochs
     yield is_true("returns one score per epoch", scores_ok, detail=f"got {describe(scores)}", hint="return scores")
     yield is_close(
         "the last score is the accuracy of the final weights",
@@ -152,7 +152,7 @@ def check_clinic_onecycle(train: Callable, inputs: Inputs) -> Iterator[Check]:
     model = nn.Linear(3, 2)
     before = vector(model)
     used = train(model, batches, epochs, peak)
-    is_list = type(used) is list and all(type(rate) is float for rate in used)
+    is_list = type(used) in (list, tuple) and all(isinstance(rate, float) for rate in used)
     yield is_true(
         "returns the rates as a list of numbers", is_list, detail=f"got {describe(used)}", hint="Keep used.append(...)"
     )
@@ -258,7 +258,7 @@ def check_clinic_resume(resume: Callable, inputs: Inputs) -> Iterator[Check]:
         path = Path(folder) / "run.pt"
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
         answer = resume(path, make_model, make_optimizer)
-    pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[0], nn.Module)
+    pair = type(answer) in (tuple, list) and len(answer) == 2 and isinstance(answer[0], nn.Module)
     pair = pair and isinstance(answer[1], torch.optim.Optimizer)
     yield is_true(
         "returns the model and the optimizer", pair, detail=f"got {describe(answer)}", hint="return model, optimizer"

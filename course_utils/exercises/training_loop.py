@@ -23,7 +23,7 @@ def check_two_losses(two_losses: Callable, inputs: Inputs) -> Iterator[Check]:
     is_even[0], is_even[1] = True, False  # both answers occur, so that a swapped or spread label shows
     scores, even_scores = scores.requires_grad_(), even_scores.requires_grad_()
     answer = two_losses(scores, labels, even_scores, is_even)
-    pair = type(answer) is tuple and len(answer) == 2
+    pair = type(answer) in (tuple, list) and len(answer) == 2
     yield is_true(
         "returns a pair of losses", pair, detail=f"got {describe(answer)}", hint="return class_loss, even_loss"
     )
@@ -175,7 +175,7 @@ def check_evaluate(evaluate: Callable, inputs: Inputs) -> Iterator[Check]:
     with torch.enable_grad():  # leaving the block puts the switch back, whatever the answer did to it
         answer = evaluate(model, batches, F.cross_entropy)
         grad_mode = torch.is_grad_enabled()
-    pair = type(answer) is tuple and len(answer) == 2 and all(isinstance(item, float) for item in answer)
+    pair = type(answer) in (tuple, list) and len(answer) == 2 and all(isinstance(item, float) for item in answer)
     yield is_true(
         "returns a pair of Python numbers",
         pair,

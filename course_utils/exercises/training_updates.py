@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ def check_adamw_step(adamw_step: Callable, inputs: Inputs) -> Iterator[Check]:
         optimizer.step()
         before = [part.clone() for part in (w, grad, m, v)]
         answer = adamw_step(w, grad, m, v, t, lr=lr, beta1=b1, beta2=b2, eps=eps, decay=decay)
-        triple = type(answer) is tuple and len(answer) == 3
+        triple = type(answer) in (tuple, list) and len(answer) == 3
         yield is_true("returns w, m and v", triple, detail=f"got {describe(answer)}", hint="return w, m, v")
         for name, part, old in zip(("w", "grad", "m", "v"), (w, grad, m, v), before, strict=True):
             hint = "An in-place operation changed an input. Build new tensors: m = beta1 * m + ..."
@@ -93,9 +95,16 @@ def check_warmup_cosine(warmup_cosine: Callable, inputs: Inputs) -> Iterator[Che
         value = warmup_cosine(step, warmup, total)
         return float(value) if isinstance(value, float) else value  # NumPy's float64 is a float too
 
+    first = at(0)
+    yield is_true(
+        "returns a plain number",
+        type(first) in (int, float),
+        detail=f"got {describe(first)}, expected a Python number",
+        hint="LambdaLR multiplies the base rate by it. Compute with the math module, or return float(...).",
+    )
     yield is_close(
         "the first step already learns: 1 / warmup",
-        at(0),
+        first,
         1 / warmup,
         hint="Steps count from 0, so the factor is (step + 1) / warmup.",
         mistakes=[
@@ -245,7 +254,14 @@ def check_early_stop(early_stop: Callable, inputs: Inputs) -> Iterator[Check]:
     """training.early-stop: validation losses by epoch -> (epochs that ran, index of the best one)."""
     patience = inputs.size(3, 5)
     falling = [3.0 / (epoch + 1) for epoch in range(inputs.size(6, 9))]
-    answer = early_stop(list(falling), patience)
+
+    def run(losses: Sequence[float]) -> Any:
+        answer = early_stop(list(losses), patience)
+        if type(answer) in (tuple, list):  # a list, and whole numbers of NumPy, are as good
+            return tuple(int(item) if isinstance(item, np.integer) else item for item in answer)
+        return answer
+
+    answer = run(falling)
     pair = type(answer) is tuple and len(answer) == 2 and all(type(item) is int for item in answer)
     yield is_true(
         "returns two whole numbers", pair, detail=f"got {describe(answer)}", hint="return epochs_run, best_epoch"
@@ -260,7 +276,7 @@ def check_early_stop(early_stop: Callable, inputs: Inputs) -> Iterator[Check]:
     worse = falling + [falling[-1] * (1.5 + 0.1 * k) for k in range(patience + 4)]
     yield is_equal(
         "stops once `patience` epochs in a row were not better",
-        early_stop(list(worse), patience),
+        run(worse),
         (turn + 1 + patience, turn),
         hint="Count the epochs since the best one; stop when the count reaches patience.",
         mistakes=[
@@ -274,7 +290,7 @@ def check_early_stop(early_stop: Callable, inputs: Inputs) -> Iterator[Check]:
     zigzag = [value for epoch in range(patience + 3) for value in (2.0 / (epoch + 1), 2.0 / (epoch + 1) + 0.01)]
     yield is_equal(
         "a better epoch starts the count anew",
-        early_stop(list(zigzag), patience),
+        run(zigzag),
         _early_stop(zigzag, patience),
         hint="You counted all the bad epochs. Only those in a row, since the last "
         "best one, count: set the count back to 0.",
@@ -284,28 +300,28 @@ def check_early_stop(early_stop: Callable, inputs: Inputs) -> Iterator[Check]:
     ]  # falls, but never to the best
     yield is_equal(
         "better than the epoch before is not enough",
-        early_stop(list(bounce), patience),
+        run(bounce),
         _early_stop(bounce, patience),
         hint="Compare with the best loss so far, not with the one before.",
     )
     level = [1.0, 0.5] + [0.5] * (patience + 3)
     yield is_equal(
         "an equal loss is no improvement",
-        early_stop(list(level), patience),
+        run(level),
         _early_stop(level, patience),
         hint="A frozen model repeats its loss for ever. Only loss < best counts.",
     )
     broken = [1.0, 0.5] + [math.nan] * (patience + 3)
     yield is_equal(
         "nan is no improvement",
-        early_stop(list(broken), patience),
+        run(broken),
         _early_stop(broken, patience),
         hint="Every comparison with nan is False: ask `loss < best`, not `loss >= best`.",
     )
     later = falling + [falling[-1] * 2] * (patience + 2) + [falling[-1] / 2]
     yield is_equal(
         "what comes after the stop is never seen",
-        early_stop(list(later), patience),
+        run(later),
         _early_stop(later, patience),
         hint="The best epoch is one of those that ran.",
     )

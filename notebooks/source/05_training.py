@@ -9,7 +9,7 @@
 # wrong still trains, only worse, and nobody sees by how much.
 #
 # In this lesson you build the loop piece by piece and measure what each piece does. At the end, a small network
-# recognises more than 98 % of 1,000 digits that it has never seen, in less than a minute on a laptop. You will know
+# recognises more than 98 % of 1,000 digits that it has never seen, after a minute or so of training. You will know
 # which lines that depends on, and you will be able to kill the run in the middle and lose nothing.
 
 # %% id="parameters" tags=["parameters"]
@@ -107,8 +107,8 @@ print(f"logits:                {F.cross_entropy(certain, labels):.3f} nats")
 print(f"softmax of the logits: {F.cross_entropy(certain.softmax(1), labels):.3f} nats")
 
 # %% [markdown] id="softmax-says"
-# A perfect network would still be told that it loses 1.46 nats. The gradients are small and point to the wrong place,
-# so it trains, slowly and badly. **A loss that stops falling near 1.46 with 10 classes is a softmax too many.**
+# A perfect network would still be told that it loses 1.46 nats. It trains all the same, and nothing says what is
+# wrong. **A loss that stops falling near 1.46 with 10 classes is a softmax too many.**
 #
 # ### A loss is a tensor with a history
 #
@@ -206,9 +206,9 @@ def one_step(model, x, y, optimizer):
 # %% [markdown] id="overfit"
 # ### Overfit one batch first
 #
-# Before you train on anything, train on **one batch**, again and again. A network with more parameters than the batch
-# has pixels must learn it by heart: the loss must go to 0. If it doesn't, the fault is in the code, not in the data or
-# the hyperparameters, and you found it in one second.
+# Before you train on all of the data, train on **one batch**, again and again. Thousands of parameters can learn a few
+# dozen images by heart: the loss must go to 0. If it doesn't, first suspect the code, not the amount of data. The
+# question took one second.
 #
 # **Predict.** Below, three programs train 100 steps on the same 32 images. One is healthy. One has a softmax too many.
 # In one, the optimizer was made from another copy of the network. Which final losses do you expect, in nats?
@@ -256,8 +256,8 @@ print("length of .grad after each call, first = 1:", [round(norm / norms[0], 2) 
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="zero-says"
-# `backward` adds. That is useful when one step is to see several batches, and a bug otherwise: the step follows the sum
-# of all gradients since the start, like a ball with momentum 1 that never forgets. The loss may still fall for a while.
+# `backward` adds. That is useful when one step is to see several batches, and a bug otherwise: each step follows the
+# sum of all gradients since the start, those of weights long gone among them. The loss may still fall for a while.
 #
 # ### Exercise: one epoch
 #
@@ -302,8 +302,8 @@ print(f"hits over examples:           {sum(hits) / sum(sizes):.3f}")
 #
 # ### Validation: eval, no_grad, and back
 #
-# Dropout sets random activations to 0 while training. When you measure, it must be off. That is what `model.eval()`
-# does, and it is **not** what `torch.no_grad()` does.
+# Dropout sets random activations to 0 while training. When you measure, it must be off. Two calls stand in almost every
+# validation pass: `model.eval()` and `torch.no_grad()`.
 #
 # **Predict.** The same network scores the same test images three times in each setting. In which settings do the three
 # scores agree?
@@ -411,12 +411,13 @@ print("your guess:", "none yet" if guess is ... else guess)
 #
 # All three start from the gradient g.
 #
-# - **SGD with momentum** keeps a running sum of gradients, v ← 0.9 v + g, and moves by lr · v.
-# - **Adam** divides a running mean of g by the root of a running mean of g². Each weight then moves by about lr per
-#   step, whether its gradients are large or small.
-# - **AdamW** is Adam, but the weight decay doesn't enter the gradient: it shrinks the weight directly, by
-#   lr · decay · w. In Adam the decay would be divided by the root too, and weights with large gradients would hardly
-#   be decayed.
+# - **SGD with momentum** keeps a running sum of gradients, b ← 0.9 b + g, and moves by lr · b.
+# - **Adam** keeps two running means, m ← β₁ m + (1 − β₁) g of the gradient and v ← β₂ v + (1 − β₂) g² of its square,
+#   and moves by lr · m / (√v + eps); eps only keeps the division safe. Each weight then moves by about lr per step,
+#   whether its gradients are large or small.
+# - **AdamW** is Adam with a **weight decay**: each step also pulls every weight w a little towards 0, by
+#   lr · decay · w. `Adam(weight_decay=...)` adds decay · w to the gradient instead. Then it is divided by √v too, and
+#   weights with large gradients are hardly decayed.
 #
 # **Predict.** Same network, same batches, 3 epochs. At a learning rate of 0.003, which one is best? And at 0.3?
 
@@ -452,14 +453,15 @@ print("one and the same rate is best for all three:", len(set(best.values())) ==
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="optimizers-says"
-# The learning rate matters far more than the name of the optimizer, and the good rates of SGD and Adam are a factor of
-# 10 to 100 apart. So "I switched to Adam and it got worse" says nothing, unless the rate was searched for both. That is
-# a first answer to the question of this lesson.
+# The learning rate matters far more than the name of the optimizer, and the best rates of SGD and Adam are about a
+# factor of 10 apart. So "I switched to Adam and it got worse" says nothing, unless the rate was searched for both. That
+# is a first answer to the question of this lesson.
 #
 # ### The learning-rate range test
 #
 # Instead of trying rates one by one: start with a tiny rate, multiply it by a constant after every step, and watch the
-# loss. It stays, then falls, then explodes. `fit` takes the schedule as `step_schedule`, and an observer ends the run.
+# loss. It stays, then falls, then explodes. `fit` takes the schedule as `step_schedule`. It tells each **observer**, a
+# function, about every `Step` (with its `loss` and `lr`) and every epoch; one that raises `StopTraining` ends the run.
 
 # %% id="range-test" tags=["nbval-ignore-output"]
 model = new_model()
@@ -469,7 +471,7 @@ lowest = [math.inf]
 
 
 def stop_when_exploding(step):
-    if isinstance(step, Step):
+    if isinstance(step, Step):  # not the summary of an epoch
         lowest.append(min(lowest[-1], step.loss))
         if step.loss > 4 * lowest[-1]:
             raise StopTraining
@@ -490,7 +492,7 @@ print("the lowest loss was at a rate between 0.03 and 3:", 0.03 < at_lowest < 3)
 # %% [markdown] id="range-says"
 # Take a rate where the curve still falls steeply, a factor of 3 to 10 below the point where it turns up. For a schedule
 # with warm-up, which visits the highest rate only for a while, you may go nearer. Compare with the table above: the
-# range test found the same region in one run of 100 steps.
+# range test found the same region in one run of at most 100 steps.
 #
 # ### Exercise: one step of AdamW
 #
@@ -597,7 +599,8 @@ explore_schedule()
 #
 # `LambdaLR` multiplies the base rate by a factor that your function returns for each step, counted from 0. Write the
 # one that most large models use: a straight rise, `(step + 1) / warmup`, while `step < warmup`; then half a cosine from
-# 1 at `step == warmup` down to 0 at `step == total`; after that it stays 0. With `warmup = 0` it starts at 1.
+# 1 at `step == warmup` down to 0 at `step == total`; after that it stays 0. With `warmup = 0` it starts at 1. Return a
+# plain number, not a tensor.
 
 # %% id="ex-warmup" tags=["exercise"] exercise="training.warmup-cosine"
 def warmup_cosine(step, warmup, total):
@@ -618,8 +621,8 @@ check("training.warmup-cosine", warmup_cosine)
 #
 # ### Clipping
 #
-# One broken batch can undo an hour of training. Here the images of one batch arrive in 0..255 instead of 0..1, as
-# when a file takes another path through the code. We train three epochs, let that batch pass once, and test again.
+# One broken batch can undo an hour of training. Here the images of one batch arrive in 0..255 instead of 0..1, and
+# with their labels in the wrong order. We train three epochs, let that batch pass once, and test again.
 #
 # **Predict.** How much test accuracy does the one step cost, in percentage points? And if the gradient is clipped to
 # length 1 before the step?
@@ -658,7 +661,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # ### Exercise: clip by the total norm
 #
 # Write it. `parameters` is whatever `model.parameters()` returns. Some parameters may have no gradient. Return the norm
-# before clipping; change `p.grad` only if it is above `max_norm`.
+# before clipping, as a number or a tensor; change the gradients only if it is above `max_norm`.
 
 # %% id="ex-clip" tags=["exercise"] exercise="training.clip"
 def clip_gradients(parameters, max_norm):
@@ -750,8 +753,8 @@ check("training.early-stop", early_stop)
 # torch each have a generator of their own, CUDA one per device, and each worker of a `DataLoader` again. The course's
 # `seeded(seed)` seeds them together, and puts their states back afterwards.
 #
-# **Predict.** We run the same short training three times without a seed, then three times with one. Do the final
-# weights agree, in every bit?
+# **Predict.** We run the same short training three times without a seed and three times with one. In which group do
+# the final weights agree, in every bit?
 
 # %% id="predict-seeds" tags=["prediction"]
 guess = ...
@@ -849,19 +852,21 @@ print("rate 0.01:", "  ".join(f"{100 * share:.1f} %" for share in low))
 
 # %% id="luck-verdict"
 spread, gap = max(good) - min(good), sum(good) / len(good) - sum(low) / len(low)
-print("the five seeds lie within 5 percentage points:     ", spread < 0.05)
+print("the seeds lie within 5 percentage points:          ", spread < 0.05)
 print("the low rate costs more than the luck of the seed: ", gap > spread)
 
 # %% [markdown] id="luck-says"
-# Seeds move the result by two or three points here. From 98 % to 90 % is not luck: it is a difference in the program.
-# And when you compare two ideas, compare several seeds of each. A gain that is smaller than the spread is no gain.
+# Seeds move the result by two or three points here, a rate that is too low by about twenty. A fall from 98 % to 90 %
+# is hardly luck: look for a difference in the program. And when you compare two ideas, compare several seeds of each.
+# A gain that is smaller than the spread may be no gain.
 #
 # ### Exercise: a shuffle that survives a crash
 #
 # A run dies in epoch 7 and is started again. The order of epoch 7 must come out as before, although nobody drew the
 # orders of epochs 0 to 6 this time. Return the batches of indices of one epoch: every index of 0..n-1 once, shuffled,
 # the last batch short. They must follow from `seed` and `epoch` alone, leave the global generators untouched, and runs
-# with neighbouring seeds must not share their epochs. `stream` from the setup cell may help.
+# with neighbouring seeds must not share their epochs. `stream` may help: its purpose may have several parts, texts and
+# whole numbers.
 
 # %% id="ex-order" tags=["exercise"] exercise="training.epoch-order"
 def epoch_order(n, batch_size, seed, epoch):
@@ -1067,9 +1072,9 @@ check("training.checkpoint", Checkpoint)
 #
 # ### A log that you can read later
 #
-# An **observer** is a function that `fit` calls with each `Step` and each `Epoch`. `logging_to` gives one that writes
-# files for TensorBoard: loss, learning rate and gradient length of each step, histograms of weights and gradients of
-# each epoch. `progress=True` shows a bar. Here we read the file back, as TensorBoard would.
+# You met an observer in the range test. `logging_to` gives one that writes files for TensorBoard: loss, learning rate
+# and gradient length of each step, histograms of weights and gradients of each epoch. `progress=True` shows a bar. Here
+# we read the file back, as TensorBoard would.
 
 # %% id="tensorboard"
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -1168,8 +1173,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="hunt-says"
 # Stage 3: one example out of 1,257, made by the first layer. All its pixels are equal, so its standard deviation is 0,
-# and 0/0 is nan. Every number in the data was finite and in range, so stage 1 could not see it. With a lower learning
-# rate you would have waited longer for the same nan.
+# and 0/0 is nan. Every number in the data was finite and in range, so stage 1 could not see it. The nan arises before
+# any weight is used: with a lower learning rate it comes at the same step.
 
 # %% id="cured"
 class SafeContrast(nn.Module):
@@ -1559,7 +1564,7 @@ check("training.clinic-best", train_and_keep_best)
 # ### The resumed run that learns nothing
 #
 # The file holds `{"model": ..., "optimizer": ...}`. The weights are back after the resume, and from then on they don't
-# change. A published recipe had this fault, and nobody noticed: it ran.
+# change. No error says so.
 
 # %% id="clinic-resume" tags=["clinic"] exercise="training.clinic-resume"
 def resume_run(path, make_model, make_optimizer):
@@ -1611,7 +1616,7 @@ check("training.clinic-resume", resume_run)
 # - kill a run anywhere and resume it without losing a bit;
 # - hunt a fault in an order that works: data, shapes, loss, gradients, learning rate.
 #
-# So why 98 % on one day and 90 % on another? Not luck: the seed moved the result by two or three points. Look for a
+# So why 98 % on one day and 90 % on another? Hardly luck: seeds moved the result by two or three points. Look for a
 # state that a restart lost, a mode that was not switched back, a scheduler whose calls were miscounted, a batch that
 # broke the weights. Each is visible in a log of loss, rate and gradient length, or in a check that takes a second.
 #

@@ -221,6 +221,8 @@ def test_raises_wants_the_error_that_was_named():
         (np.ones(2), "a ndarray"),
         (EqualsAll(), "an EqualsAll"),
         ([EqualsAll()], "a list"),
+        ((torch.ones(()), 3), "a tuple of a tensor of shape (), float32; 3"),
+        ([torch.ones(1)] * 9, "a list"),
         (object(), "an object"),
     ],
 )

@@ -133,6 +133,12 @@ def test_not_implemented_counts_as_not_attempted():
     assert outcome_of(stub).state == UNTRIED
 
 
+def test_not_implemented_with_a_message_is_an_error_of_an_attempt():
+    outcome = outcome_of(lambda: torch.tensor([True]) - torch.tensor([True]))
+    assert outcome.state == WRONG
+    assert "two bool tensors" in outcome.message
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no message")

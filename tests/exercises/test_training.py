@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_utils.seeding import derive, stream
+from course_utils.training import fit
 from tests.exercises.harness import Answers, WrongAnswers, exercise_tests
 
 RIGHT: Answers = {}
@@ -46,6 +47,7 @@ def _bce_by_hand(scores: Tensor, truth: Tensor) -> Tensor:
 
 
 RIGHT["training.two-losses"] = {
+    "a list": lambda s, y, e, t: [_ce(s, y), _bce(e, t)],
     "written out": _nll_and_softplus,
     "as modules": _modules,
     "two-class softmax for the even head": lambda s, y, e, t: (
@@ -65,6 +67,10 @@ WRONG["training.two-losses"] = {
     ),
     "bool labels": (
         lambda s, y, e, t: (_ce(s, y), F.binary_cross_entropy(e.squeeze(1).sigmoid(), t)),
+        "wants float labels",
+    ),
+    "bool labels with logits": (
+        lambda s, y, e, t: (_ce(s, y), F.binary_cross_entropy_with_logits(e.squeeze(1), t)),
         "wants float labels",
     ),
     "labels swapped": (lambda s, y, e, t: (_ce(s, y), _bce(e, ~t)), "labels are swapped"),
@@ -132,7 +138,23 @@ def _epoch_step_first(model, batches, loss_fn, optimizer):
     return total / count
 
 
+def _epoch_with_closures(model, batches, loss_fn, optimizer):
+    model.train()
+    total, count = 0.0, 0
+    for x, y in batches:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            return loss
+
+        total, count = total + optimizer.step(closure).item() * len(x), count + len(x)
+    return total / count
+
+
 RIGHT["training.train-epoch"] = {
+    "with closures": _epoch_with_closures,
     "zero_grad at the end": _epoch(zero="after"),
     "grads set to None, numpy average": _epoch_with_none_and_lists,
 }
@@ -206,6 +228,7 @@ def _evaluate_a_copy(model, batches, loss_fn):
 
 
 RIGHT["training.evaluate"] = {
+    "a list": lambda *arguments: list(_evaluation()(*arguments)),
     "all at once, inference mode": _evaluate_whole,
     "on a copy of the model": _evaluate_a_copy,
 }
@@ -218,6 +241,10 @@ WRONG["training.evaluate"] = {
     "root's mode for all": (_evaluation(back="root"), "Note each module's .training"),
     "mean of batch means": (_evaluation(weigh=False), "mean of the batch means"),
     "percent": (_evaluation(scale=100.0), "in percent"),
+    "tensors": (
+        lambda *arguments: tuple(torch.tensor(value) for value in _evaluation()(*arguments)),
+        "a tuple of a tensor of shape ()",
+    ),
 }
 
 
@@ -262,7 +289,21 @@ def _adamw_decay_last(w, grad, m, v, t, lr, beta1, beta2, eps, decay):
     return w * (1 - lr * decay), m, v
 
 
-RIGHT["training.adamw-step"] = {"lerp, folded correction": _adamw_with_lerp, "on copies": _adamw_in_place_on_copies}
+def _adamw_of_torch(w, grad, m, v, t, lr, beta1, beta2, eps, decay):
+    weight = nn.Parameter(w.clone())
+    optimizer = torch.optim.AdamW([weight], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+    memory = {"step": torch.tensor(float(t - 1)), "exp_avg": m.clone(), "exp_avg_sq": v.clone()}
+    optimizer.state[weight] = memory
+    weight.grad = grad.clone()
+    optimizer.step()
+    return [weight.detach(), memory["exp_avg"], memory["exp_avg_sq"]]
+
+
+RIGHT["training.adamw-step"] = {
+    "lerp, folded correction": _adamw_with_lerp,
+    "on copies": _adamw_in_place_on_copies,
+    "torch's own, as a list": _adamw_of_torch,
+}
 WRONG["training.adamw-step"] = {
     "L2 in the gradient": (_adamw(coupled=True), "Adam with L2, not AdamW"),
     "no bias correction": (_adamw(fair=False), "too small at first"),
@@ -318,6 +359,7 @@ WRONG["training.warmup-cosine"] = {
     "full cosine": (_schedule(shape="full"), "would turn negative"),
     "rises again": (_schedule(cut=False), "goes on rises again"),
     "tensor": (lambda s, w, t: torch.tensor(_schedule()(s, w, t)), "expected a Python number"),
+    "numpy array": (lambda s, w, t: np.array(_schedule()(s, w, t)), "or return float(...)"),
     "divides by no warm-up": (
         lambda s, w, t: min((s + 1) / w, _schedule()(s, w, t) if s >= w else 1.0),
         "nothing to divide by",
@@ -448,7 +490,20 @@ def _stop_but_peek(losses, patience):
     return ran, int(np.nanargmin(losses))
 
 
-RIGHT["training.early-stop"] = {"slices": _stop_by_slices, "another loop": _stopper()}
+def _stop_by_numpy(losses, patience):
+    kept = np.nan_to_num(np.asarray(losses), nan=math.inf)
+    for ran in range(1, len(kept) + 1):
+        best = np.argmin(kept[:ran])
+        if ran - 1 - best >= patience:
+            break
+    return [ran, best]
+
+
+RIGHT["training.early-stop"] = {
+    "slices": _stop_by_slices,
+    "another loop": _stopper(),
+    "numpy's numbers in a list": _stop_by_numpy,
+}
 WRONG["training.early-stop"] = {
     "counts all": (_stopper(reset=False), "Only those in a row"),
     "one too late": (_stopper(extra=1), "One epoch too many"),
@@ -653,9 +708,18 @@ def _stop_at_the_first(model, x):
     return None
 
 
+def _child_after_child(model, x):
+    for name, layer in model.named_children():
+        x = layer(x)
+        if not x.isfinite().all():
+            return name
+    return None
+
+
 RIGHT["training.first-bad-layer"] = {"leaves only": _finder(leaves=True), "raises at the first": _stop_at_the_first}
 WRONG["training.first-bad-layer"] = {
     "nan only": (_finder(test=lambda t: ~torch.isnan(t)), "Test with torch.isfinite"),
+    "child after child": (_child_after_child, "order of registration is not the order of running"),
     "hooks stay": (_finder(tidy="never"), "register_forward_hook returns a handle"),
     "hooks stay after an error": (_tidy_only_on_success, "finally block"),
     "last one": (_finder(pick=-1), "whole model"),
@@ -787,7 +851,17 @@ def _cycle_with_epochs(model, batches, epochs, peak):
     return used
 
 
-RIGHT["training.clinic-onecycle"] = {"epochs and steps_per_epoch": _cycle_with_epochs, "rate noted first": _cycle()}
+def _cycle_by_fit(model, batches, epochs, peak):
+    optimizer = torch.optim.SGD(model.parameters(), lr=peak)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=epochs * len(batches))
+    return fit(model, F.cross_entropy, optimizer, batches, epochs=epochs, step_schedule=schedule).lrs
+
+
+RIGHT["training.clinic-onecycle"] = {
+    "epochs and steps_per_epoch": _cycle_with_epochs,
+    "rate noted first": _cycle(),
+    "the course's fit, a tuple": _cycle_by_fit,
+}
 WRONG["training.clinic-onecycle"] = {
     "per epoch": (_cycle(where="epoch"), "yet the scheduler moves once per epoch"),
     "per epoch with epochs as total": (_cycle(where="epoch", total="epochs"), "a staircase"),
@@ -876,6 +950,7 @@ def _resume_optimizer_rebuilt(path, make_model, make_optimizer):
 RIGHT["training.clinic-resume"] = {
     "weights first": _resume_weights_first,
     "optimizer built again": _resume_optimizer_rebuilt,
+    "a list": lambda *arguments: list(_resume_weights_first(*arguments)),
 }
 WRONG["training.clinic-resume"] = {
     "optimizer of the old network": (_resumer(twice=True), "network that was thrown away"),
