@@ -61,7 +61,7 @@ def kernel_environment(threads: int, token: str, folder: Path, base: Mapping[str
         own = env.get(name, "")
         env[name] = str(min(threads, int(own)) if own.isdigit() and int(own) else threads)
     others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place != str(ROOT)]
-    return env | {
+    return {**processes.PATIENT_THREADS, **env} | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",

@@ -14,6 +14,7 @@ from course_utils.lessons import LESSONS
 from course_utils.paths import NOTEBOOKS, ROOT, workspace
 from course_utils.text import plural
 from course_utils.tools.environment import wait_for
+from course_utils.tools.processes import PATIENT_THREADS
 
 SETTINGS = Path(__file__).with_name("jupyter")  # no question about news on the first start
 PLACES = ("COURSE_WORKSPACE", "COURSE_DATA", "COURSE_PROGRESS")  # kernels start elsewhere, so these become absolute
@@ -181,7 +182,7 @@ def lab_environment() -> dict[str, str]:
     others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
     # Defaults, so that what the reader has chosen in JupyterLab before still wins.
     settings = [str(SETTINGS), *filter(None, [env.get("JUPYTER_CONFIG_PATH")])]
-    return env | {
+    return {**PATIENT_THREADS, **env} | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
         "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
     }

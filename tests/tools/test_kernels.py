@@ -12,6 +12,12 @@ from course_utils.paths import ROOT
 from course_utils.tools.kernels import THREAD_VARIABLES, GuardedKernelManager, kernel_environment, kernel_spec
 
 
+def test_threads_wait_without_spinning_unless_the_user_says_otherwise():
+    assert kernel_environment(2, "t", Path("/f"), base={})["OMP_WAIT_POLICY"] == "PASSIVE"
+    base = {"OMP_WAIT_POLICY": "ACTIVE"}
+    assert kernel_environment(2, "t", Path("/f"), base=base)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_numeric_libraries_get_their_share_of_the_cores():
     env = kernel_environment(3, "t", Path("/f"), base={})
     assert {env[name] for name in THREAD_VARIABLES} == {"3"}

@@ -261,3 +261,8 @@ def test_jupyterlab_opens_the_lesson_for_its_owner_only_and_ctrl_c_leaves_nothin
         process.kill()
         process.communicate()
     assert wait_until_gone(str(tmp_path / "runtime")), "its kernel is gone too"
+
+
+def test_kernels_threads_wait_without_spinning(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert lab.lab_environment()["OMP_WAIT_POLICY"] == "PASSIVE"
