@@ -164,7 +164,7 @@ def lab_command(lesson: str | None, *, browser: bool, port: int | None) -> list[
         "ServerApp.root_dir": str(workspace().absolute()),
         "ServerApp.answer_yes": "True",  # Ctrl-C shuts down without asking again
         "ServerApp.open_browser": str(browser),
-        "ServerApp.allow_root": "True",  # in a container root is the usual user; the address is local and needs the token
+        "ServerApp.allow_root": "True",  # usual in containers; the address is local and needs the token
         "Application.log_level": "WARN",
         "LabApp.default_url": f"/lab/tree/{lesson}.ipynb" if lesson else "/lab",
     }
