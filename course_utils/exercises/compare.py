@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ Mistakes = Iterable[tuple[Any, str]]  # wrong values that have a known cause, ea
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
 _NESTED = (tuple, list, set, frozenset, dict)
+MSG_ARRAY = "A tensor was asked for, and this is a NumPy array. Stay with tensor operations all the way."
 MAX_DESCRIBED = 4  # items of a tuple or list that a message names one by one
 MAX_DEPTH = 20  # levels of containers in containers; answers have two or three
 
@@ -54,7 +56,7 @@ def is_tensor(what: str, value: object, *, hint: str = "") -> Check:
 def has_shape(what: str, value: object, shape: tuple[int, ...], *, hint: str = "") -> Check:
     """The value is a tensor of exactly this shape."""
     if type(value) not in _TENSORS:
-        return is_tensor(what, value, hint=hint)
+        return is_tensor(what, value, hint=MSG_ARRAY if type(value) is np.ndarray else hint)
     assert isinstance(value, Tensor)
     passed = tuple(value.shape) == tuple(shape)
     return Check(what, passed, "" if passed else f"got shape {tuple(value.shape)}, expected {tuple(shape)}", hint)
@@ -125,7 +127,7 @@ def is_equal(what: str, value: object, expected: object, *, hint: str = "", mist
 
 
 def shares_memory(what: str, value: object, base: Tensor, *, hint: str = "") -> Check:
-    """The value is a view: a tensor on the same storage as ``base``."""
+    """The value is a view: a tensor on the memory of ``base``, also where it came back by way of NumPy."""
     if type(value) not in _TENSORS:
         return is_tensor(what, value, hint=hint)
     passed = _same_storage(value, base)
@@ -133,7 +135,7 @@ def shares_memory(what: str, value: object, base: Tensor, *, hint: str = "") -> 
 
 
 def owns_memory(what: str, value: object, base: Tensor, *, hint: str = "") -> Check:
-    """The value is a copy: a tensor whose storage is not that of ``base``."""
+    """The value is a copy: a tensor whose memory is not that of ``base``."""
     if type(value) not in _TENSORS:
         return is_tensor(what, value, hint=hint)
     passed = not _same_storage(value, base)
@@ -185,7 +187,11 @@ def _same_storage(value: object, base: Tensor) -> bool:
     assert isinstance(value, Tensor)
     if value.device != base.device or value.device.type == "meta":
         return False
-    return value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    # Not only the same start: a NumPy view of a slice comes back as a storage that begins inside the other one.
+    first, second = value.untyped_storage(), base.untyped_storage()
+    start = max(first.data_ptr(), second.data_ptr())
+    end = min(first.data_ptr() + first.nbytes(), second.data_ptr() + second.nbytes())
+    return start < end or first.data_ptr() == second.data_ptr()
 
 
 def _same(value: object, expected: object) -> bool:

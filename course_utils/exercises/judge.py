@@ -7,7 +7,9 @@ import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
+from itertools import pairwise
 
 import torch
 
@@ -78,7 +80,7 @@ def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Out
             warnings.simplefilter("ignore")
             for check in exercise.check(answer, inputs):
                 if not check.passed:
-                    return Outcome(exercise.id, WRONG, tuple(held), check)
+                    return Outcome(exercise.id, WRONG, tuple(held), _if_nothing_came_back(check, answer))
                 held.append(check.what)
     except NotImplementedError as error:
         if error.args:  # torch raises it too, for two bool tensors for example: that is an attempt, a stub is bare
@@ -122,6 +124,25 @@ def _set_default_device(device: torch.device) -> None:
     if torch.get_default_device() != device:
         # None, not "cpu": a device that is named intercepts every call to PyTorch from then on.
         torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _if_nothing_came_back(check: Check, answer: object) -> Check:
+    """Return the check, with a hint about ``return`` if it saw the None of a function that returns nothing."""
+    if check.detail == "got None" and isinstance(answer, types.FunctionType) and _never_returns(answer):
+        return replace(check, hint=MSG_RETURNS_NONE)
+    return check
+
+
+def _never_returns(function: types.FunctionType) -> bool:
+    """Tell whether every way out of a function is the None that Python puts at its end."""
+    steps = list(dis.get_instructions(function))
+    # Python 3.12 and 3.13 return a constant in one instruction, the others load it just before.
+    sources = [step if step.opname == "RETURN_CONST" else before for before, step in pairwise(steps) if _is_exit(step)]
+    return all(source.opname in ("LOAD_CONST", "RETURN_CONST") and source.argval is None for source in sources)
+
+
+def _is_exit(step: dis.Instruction) -> bool:
+    return step.opname in ("RETURN_VALUE", "RETURN_CONST")
 
 
 def _explain(exercise: Exercise, error: BaseException) -> Check:

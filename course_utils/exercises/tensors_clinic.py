@@ -161,6 +161,13 @@ def check_clinic_onehot(one_hot: Callable, inputs: Inputs) -> Iterator[Check]:
         detail="a change of row 0 reached another row",
         hint="The rows still share their memory: one changed, all changed.",
     )
+    only_first = one_hot(torch.zeros(n, dtype=torch.int64), c)
+    yield has_shape(
+        "has a column for a class that does not occur",
+        only_first,
+        (n, c),
+        hint="The number of columns is n_classes, whatever labels this batch happens to hold.",
+    )
 
 
 def check_clinic_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:

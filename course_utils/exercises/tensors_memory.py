@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ def check_position(position: Callable, inputs: Inputs) -> Iterator[Check]:
     contiguous = inputs.randn(rows, columns)
     yield from _position_cases(position, "a contiguous matrix", contiguous, inputs)
     yield from _position_cases(position, "a transposed matrix", contiguous.t(), inputs)
-    sliced = inputs.randn(planes, rows + 2, 2 * columns)[1:, 2:, ::2]
+    sliced = inputs.randn(planes, rows + 2, 2 * columns, dtype=torch.float64)[1:, 2:, ::2]  # 8 bytes, not 4
     yield from _position_cases(position, "a slice with an offset", sliced, inputs)
     yield from _position_cases(position, "an expanded row", inputs.randn(1, columns).expand(rows, columns), inputs)
 
@@ -55,13 +56,21 @@ def _position_cases(position: Callable, kind: str, x: Tensor, inputs: Inputs) ->
             (steps + x.storage_offset()) * x.element_size(),
             "That is counted in bytes. Strides and positions count elements.",
         ),
+        (
+            (steps + x.storage_offset()) * x.element_size() // 4,
+            "You divided an address by 4, but an element of this tensor takes 8 bytes. x.element_size() tells.",
+        ),
     ]
     expected = steps + x.storage_offset()
+    answer = position(x, index)
+    is_other_number = type(answer) is Tensor or isinstance(answer, np.integer)
     yield is_equal(
         f"finds an element of {kind}",
-        position(x, index),
+        answer,
         expected,
-        hint="Offset, plus for each axis its index times its stride.",
+        hint="A Python int was asked for: int() makes one."
+        if is_other_number
+        else "Offset, plus for each axis its index times its stride.",
         mistakes=[(wrong, cause) for wrong, cause in mistakes if wrong != expected],
     )
 
@@ -254,3 +263,10 @@ def check_moving_average(update: Callable, inputs: Inputs) -> Iterator[Check]:
         "the value stays as it was", value, value_before, hint="You wrote into the value. Its owner still needs it."
     )
     yield is_unchanged("its neighbours in storage stay as they were", base[:, 1::2], others)
+    yield is_close(
+        "the memory that it had holds the new average",
+        base[:, ::2],
+        expected,
+        hint="The tensor got another memory, as .data = ... and set_ give it. Whoever looks into the old one sees "
+        "no update. Write into the memory that is there.",
+    )

@@ -10,6 +10,8 @@ from course_utils.exercises.compare import describe, has_dtype, has_shape, is_cl
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 
+SCORE_RTOL = 1e-7  # a float32 as a Python number is exact; rounding it for display is not
+
 
 def check_energy(energy: Callable, inputs: Inputs) -> Iterator[Check]:
     """tensors.energy: mean squared pixel of each uint8 image, (N, H, W) -> (N,), float32."""
@@ -73,6 +75,14 @@ def check_with_ones(with_ones: Callable, inputs: Inputs) -> Iterator[Check]:
             dtype,
             hint="torch.ones makes float32, and joining promotes. Pass dtype=x.dtype, or use x.new_ones.",
         )
+    x = inputs.randn(n, d)
+    x[0], x[1] = torch.inf, 0.0
+    yield is_close(
+        "is right where x holds infinity and 0",
+        with_ones(x),
+        torch.cat([x, torch.ones(n, 1)], 1),
+        hint="Don't calculate the ones from x: infinity times 0 and 0 / 0 are nan. Make them with a factory function.",
+    )
     on_meta = with_ones(torch.empty(n, d, device="meta"))
     yield is_true(
         "stays on the device of x",
@@ -84,18 +94,22 @@ def check_with_ones(with_ones: Callable, inputs: Inputs) -> Iterator[Check]:
 
 
 def check_distances(distances: Callable, inputs: Inputs) -> Iterator[Check]:
-    """tensors.distances: (N, D), (M, D) -> (N, M), Euclidean, without a loop."""
+    """tensors.distances: (N, D), (M, D) -> (N, M), Euclidean."""
     n, m, d = inputs.sizes(3, 3, 8)
     a, b = inputs.strided(n, d, dtype=torch.float64), inputs.randn(m, d, dtype=torch.float64)
     expected = torch.stack([torch.stack([(row - other).square().sum().sqrt() for other in b]) for row in a])
     answer = distances(a, b)
     hint = "a as (N, 1, D) against b as (1, M, D) meet in (N, M, D)."
+    nan_hint = (
+        "A square that is put together from products can fall a little below 0, and its root is nan. "
+        "clamp(min=0) before the root, or start from the difference."
+    )
     yield has_shape("every a against every b: (N, M)", answer, (n, m), hint=hint)
     yield is_close(
         "is the Euclidean distance",
         answer,
         expected,
-        hint=hint,
+        hint=nan_hint if _has_nan(answer) else hint,
         mistakes=[
             (expected.square(), "These are the squared distances. The root is missing."),
             ((a[:, None] - b).abs().sum(2), "This adds up absolute differences. Square, add, take the root."),
@@ -104,12 +118,17 @@ def check_distances(distances: Callable, inputs: Inputs) -> Iterator[Check]:
         ],
     )
     same = inputs.randn(n, d, dtype=torch.float64)
+    answer = distances(same, same.flip(0))
     yield is_close(
         "is right for two sets of the same size",
-        distances(same, same.flip(0)),
+        answer,
         torch.stack([(same - other).square().sum(1).sqrt() for other in same.flip(0)], 1),
-        hint="With N = M a missing axis goes unnoticed. " + hint,
+        hint=nan_hint if _has_nan(answer) else "With N = M a missing axis goes unnoticed. " + hint,
     )
+
+
+def _has_nan(answer: object) -> bool:
+    return type(answer) is torch.Tensor and bool(answer.isnan().any())
 
 
 def check_best(best: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -122,16 +141,20 @@ def check_best(best: Callable, inputs: Inputs) -> Iterator[Check]:
     hint = "item() turns a tensor with one element into a Python number."
     yield is_true(
         "returns a pair",
-        type(answer) is tuple and len(answer) == 2,
+        type(answer) in (tuple, list) and len(answer) == 2,
         detail=f"got {describe(answer)}",
         hint="return label, score",
     )
     label, score = answer
+    is_swapped = type(label) is float and type(score) is int
     yield is_true(
         "the class is a Python int",
         type(label) is int,
         detail=f"got {describe(label)}",
-        hint="A tensor of shape () is still a tensor: json can't write it, and it may hold a graph. " + hint,
+        hint="The class comes first, then the score."
+        if is_swapped
+        else "A class that is a tensor, a NumPy number or a float is no int: json would write it in another way, "
+        "or not at all. " + hint,
     )
     yield is_true(
         "the score is a Python float",
@@ -151,6 +174,8 @@ def check_best(best: Callable, inputs: Inputs) -> Iterator[Check]:
         "the score is the raw score of that class",
         score,
         values[winner],
+        rtol=SCORE_RTOL,
+        atol=0.0,
         hint="The score as it came in, unchanged.",
         mistakes=[(scores.detach().softmax(0).max().item(), "That is a probability. The raw score was asked for.")],
     )
@@ -160,5 +185,7 @@ def check_best(best: Callable, inputs: Inputs) -> Iterator[Check]:
         "is right when all scores are negative",
         lowest,
         all_negative.max().item(),
+        rtol=SCORE_RTOL,
+        atol=0.0,
         hint="The highest of negative scores is negative too.",
     )

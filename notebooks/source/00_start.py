@@ -4,9 +4,8 @@
 # **Does everything work on this machine, and how does the course work?**
 #
 # A project that fails in week three often failed on day one: a library that was not the one everybody else had, a
-# data file cut short by a bad network, a check that nobody ran. This page takes ten minutes. It tests your machine
-# by computing something, shows you the four tools that every lesson uses, and teaches one habit that will save you
-# more time than any function in PyTorch.
+# data file cut short by a bad network, a check that nobody ran. This page tests your machine by computing something,
+# shows you the four tools that every lesson uses, and teaches one habit: to make a failing program smaller.
 #
 # If you have not used a notebook before: click into a cell, press <kbd>Shift</kbd> + <kbd>Enter</kbd> to run it and
 # move on. Run the cells from top to bottom.
@@ -35,7 +34,7 @@ device = pick_device(DEVICE)
 # %% [markdown] id="promises"
 # ## Three promises
 #
-# 1. **You see it happen.** Nothing is claimed here that you cannot measure in the next cell, on your own machine,
+# 1. **You see it happen.** What a lesson claims, you can measure on your own machine, most of it in the next cell,
 #    without a GPU and without a network. Every number comes with its unit, every tensor with its shape.
 # 2. **You are told why, not only that.** When an answer is wrong, the check names the idea behind the mistake. When
 #    a program is wrong, you learn to find out where, in an order that works.
@@ -62,8 +61,8 @@ display(Markdown("\n".join(lines)))
 #
 # ### Predictions
 #
-# Write down what you expect *before* you run the experiment. A wrong guess that you committed to is remembered far
-# longer than a right answer that you read. Nobody grades it, and no check looks at it.
+# Write down what you expect *before* you run the experiment. Then you look at the result more closely, and a wrong
+# guess shows you which idea to mend. Nobody grades it, and no check looks at it.
 #
 # Here is the first one. Below are 400 points that scatter around a straight line: each one is moved up or down by a
 # random amount with standard deviation 0.5. We let PyTorch look for the line that fits best, where "best" means
@@ -71,7 +70,7 @@ display(Markdown("\n".join(lines)))
 # average over all points.
 #
 # How small can that average get? It will not be 0, since no line passes through all points. Write your guess in
-# place of the three dots, run the cell, then run the next one.
+# place of the three dots, run the cell, then run the next one. You don't have to know the functions in its code yet.
 
 # %% id="predict-floor" tags=["prediction"]
 guess = ...
@@ -95,7 +94,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # learning the noise by heart. Whenever you meet a loss that stops falling, ask first how low it *can* go.
 #
 # You have also just seen a whole training loop: compute a loss, find out which way is downhill, take a step, repeat.
-# Lessons 01 to 05 are about what happens inside those five lines.
+# The lessons that follow are about what happens inside those five lines.
 #
 # ### Explorers
 #
@@ -170,13 +169,14 @@ print(selftest.layer_table(results.layers))
 # %% [markdown] id="selftest-shapes"
 # That is the network, layer by layer, as a batch of 64 images passes through it. Read the shapes from top to bottom.
 # The first axis is always the batch. A convolution (`Conv2d`) turns one channel into several and leaves height and
-# width alone; between the two, a pooling step that learns nothing halves both, so 28 becomes 14. The last layer
-# leaves ten numbers per image, one for each digit. A table like this one answers most questions about an unfamiliar
-# model.
+# width alone; after each, a pooling step that learns nothing halves both, so 28 becomes 14, then 7. Before `drop1`,
+# what is left of an image, 16 · 7 · 7 = 784 numbers, is laid out in one row. The `norm` and `drop` layers keep the
+# shape they get; later lessons are about them. The last layer leaves ten numbers per image, one for each digit. A table
+# like this one is a good first look at an unfamiliar model.
 #
-# Now the comparison. Two machines never agree to the last digit: the order of a sum depends on the number of threads
+# Now the comparison. Two machines seldom agree to the last digit: the order of a sum depends on the number of threads
 # and on the processor, and training lets tiny differences grow. Each line therefore has a tolerance, wide enough for
-# every healthy machine and far too narrow for a network that does not learn.
+# a healthy machine and far too narrow for a network that does not learn.
 
 # %% id="selftest-verdicts"
 verdicts = selftest.compare(results.values)
@@ -185,9 +185,10 @@ print()
 print(selftest.summary(verdicts))
 
 # %% [markdown] id="selftest-measured"
-# And these are the numbers of your machine. The first loss of the network is worth a look: a network that knows
-# nothing gives each of 10 digits a probability of about 1/10, and is then surprised by ln 10 = 2.30 nats per image.
-# Lesson 05 turns this into a test that takes one line and catches half of all broken set-ups.
+# And these are the numbers of your machine. The first loss of the network is worth a look. A network that knows
+# nothing gives each of 10 digits a probability of about 1/10. The loss is minus the logarithm of the probability that
+# the right digit got, here ln 10 = 2.30 per image; its unit is the *nat*, from the natural logarithm. Lesson 05 makes
+# a test of it that takes one line.
 
 # %% id="selftest-values" tags=["nbval-ignore-output"]
 for verdict in verdicts:
@@ -231,8 +232,8 @@ print(table(rows, ("package", "locked", "installed")) if rows else f"All {len(lo
 #
 # Something fails in a program of 300 lines, and you cannot see why. Do not stare at it. *Make it smaller while it
 # still fails.* What you end up with is called a **minimal reproduction**: the shortest program that shows the fault
-# on somebody else's machine. Half of the time you find the cause while cutting. The other half, you have exactly
-# what a colleague, a forum or the PyTorch developers need to help you.
+# on somebody else's machine. Often you find the cause while cutting. If not, you have what a colleague, a forum or the
+# PyTorch developers need to help you.
 #
 # Here is a small case to practise on. It stands in for your 300 lines: it loads data, prepares it, builds a model
 # and trains it.
@@ -263,8 +264,8 @@ with shows_error(RuntimeError):
     train()
 
 # %% [markdown] id="repro-cut-1"
-# The course shows only the last line of the error here. The whole *traceback*, which you get without `shows_error`,
-# says where: in `model(xb)`, inside its first layer.
+# The course shows only the last line of the error here. The whole *traceback* says where: in `model(xb)`, inside its
+# first layer. To see it, call `train()` in a cell of your own, without `shows_error`.
 #
 # **Cut 1: take away what comes after the failure.** It fails at the very first batch, before there is a loss. So the
 # loss, the optimizer and the loop cannot be the cause. They go, and it still fails.
@@ -319,7 +320,7 @@ print("output:", tuple(repaired.shape), repaired.dtype)
 # 4. The environment report from above.
 #
 # If the failure comes and goes, seed first. With the seed in the program, the person who helps you sees the same
-# random numbers as you do:
+# random numbers as you do. `stream` is the course's way: it makes a generator for one purpose, from a seed and a name.
 
 # %% id="repro-seed"
 first = torch.rand(3, generator=stream(SEED, "demo"))

@@ -43,7 +43,8 @@ digits = load_digits28()
 # ### The evidence
 #
 # Five digits as a camera delivers them: height, width, then colour. PyTorch's layers want the colour axis in front of
-# height and width, so the axes are brought into that order in two ways. Both results have the same shape.
+# height and width, so the axes are brought into that order in two ways. Both results have the same shape. Look at the
+# picture; what the code does, the sections below explain.
 
 # %% id="hook-picture"
 blue, orange, green = (0, 0.6, 1), (1, 0.5, 0), (0, 0.8, 0.5)
@@ -92,7 +93,7 @@ print(table(rows, ("call", "shape", "dtype", "mean", "std")))
 #
 # One factory makes no promise about the numbers. `torch.empty` takes memory as it finds it: zeros very often, and
 # sometimes what was there before. A buffer that you forgot to fill then looks plausible. There is a way to find out:
-# in deterministic mode, PyTorch fills such memory with nan.
+# in deterministic mode, PyTorch fills such memory with nan, "not a number".
 
 # %% id="empty"
 with deterministic():
@@ -195,8 +196,8 @@ print(table(rows, ("dtype", "n + 1 == n from n =", "largest", "step after 1")))
 
 # %% [markdown] id="precision-says"
 # A counter in float16 stops at 2,048. One in float32 stops at 16,777,216, and a large data set has more pixels than
-# that. float16 has finer steps than bfloat16 but ends at 65,504; bfloat16 reaches as far as float32. Lesson 06 comes
-# back to this choice.
+# that. float16 has finer steps than bfloat16 but ends at 65,504; bfloat16 reaches as far as float32. A later lesson
+# comes back to this choice.
 #
 # ### Exercise: the energy of an image
 #
@@ -340,8 +341,8 @@ print("x is on:", x.device)
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="to-says"
-# `to` never moves a tensor. It returns one, and this line dropped it. Right is `x = x.to(device)`. A module is another
-# matter:
+# `to` never moves a tensor. It returns one, and this line dropped it. Right is `x = x.to(device)`. A module, which is a
+# layer or a whole network, is another matter:
 
 # %% id="to-module"
 layer = nn.Linear(3, 2)
@@ -349,9 +350,10 @@ layer.to("meta")
 print("the layer's weight is on:", layer.weight.device)
 
 # %% [markdown] id="to-module-says"
-# For a module, `to` moves its parameters in place. This difference is why the mistake is so common.
+# For a module, `to` moves its parameters in place: the numbers that it learns. Whoever is used to that forgets the
+# `x =` for a tensor.
 #
-# And if there is nothing to do, what does `to` return?
+# And if there is nothing to do, what do `to` and its relatives return? (`contiguous` gets its own section, 7.)
 
 # %% id="to-same"
 x = torch.ones(3)
@@ -443,8 +445,13 @@ with shows_error(RuntimeError):
 # A Python float is float64. The nearest float32 to 0.1 is another number, and the larger format shows it. So compare
 # floats with a tolerance (`torch.isclose`), and expect such digits in your JSON.
 #
-# NumPy arrays live on the CPU and know no gradients. `x.detach().cpu().numpy()` always works. On a GPU, `item()` also
-# *waits* until everything that was queued has been computed. One per step for a log is fine. One per layer is not.
+# A tensor with `requires_grad=True`, such as a weight, has its operations recorded, since gradients are computed from
+# that record: the **graph**. NumPy knows nothing of it, and its arrays live on the CPU. So `detach()` takes a tensor
+# out of the graph first, and `x.detach().cpu().numpy()` works for any `x`. `item()` and `tolist()` give plain numbers,
+# which are in no graph.
+#
+# On a GPU, `item()` also *waits* until everything that was queued has been computed. One per step for a log is fine.
+# One per layer is not.
 #
 # ### Exercise: the winner in plain Python
 #
@@ -551,7 +558,8 @@ check("tensors.position", position)
 # ### Explorer: strides and memory
 #
 # Choose a shape, take a part of it, put its axes into another order. PyTorch is asked for everything you see: strides,
-# offset, whether it is contiguous, and which calls of `view` it accepts.
+# offset, whether it is contiguous (read row by row, its numbers lie side by side), and which calls of `view` it accepts
+# (another shape for the same strip). Sections 6 and 7 say more about both.
 #
 # **Try this.** Find a tensor that is not contiguous and can still be flattened by `view`. Find one that can't be
 # flattened but whose last two axes can be merged. What does a stride of 0 do to `view`?
@@ -563,7 +571,8 @@ explore_layout()
 # ### Exercise: sliding windows for free
 #
 # From a series of shape (T,) make all windows of `size` neighbours: shape (T − size + 1, size), and window i starts at
-# element i. Neighbouring windows overlap. In memory they can overlap too: copy nothing.
+# element i. Neighbouring windows overlap. In memory they can overlap too: copy nothing. A view can be made from the
+# three facts: `torch.as_strided(x, shape, strides, offset)`. The series may be a view itself.
 
 # %% id="ex-windows" tags=["exercise"] exercise="tensors.windows"
 def windows(series, size):
@@ -630,14 +639,14 @@ show(
 
 # %% [markdown] id="scramble-model-text"
 # What does a model make of it? The story from the top, on the 8x8 digits. We tint them, then fit a linear classifier in
-# one step (ridge regression on the pixels), with the axes in order, and test it on images that were permuted and on
-# images that were reshaped.
+# one step (least squares on the pixels, with a penalty on large weights: *ridge regression*). One model is trained on
+# images that were permuted. Its accuracy on permuted and on reshaped ones stands in the first paragraph. A second one
+# is *trained* on images that were reshaped.
 #
-# **Predict.** Its test accuracy in percent: on permuted images, and on reshaped ones. And a second model that was *also
-# trained* on reshaped images, tested on reshaped images?
+# **Predict.** The test accuracy of the second model in percent: on permuted images, and on reshaped ones?
 
 # %% id="predict-scramble" tags=["prediction"]
-guess = ...  # for example (90, 50, 20)
+guess = ...  # for example (50, 20)
 
 # %% id="scramble-data"
 def tinted(part, purpose):
@@ -883,9 +892,9 @@ for code, operation in {
     print(f"{code:<40} new memory: {human_bytes(new.total)}")
 
 # %% [markdown] id="inplace-says"
-# Three operations, three new tensors of 4 MB; PyTorch gives two of them back at once. In place it is none. Autograd
-# limits where you may do this (lesson 02), so in a model it is the exception. In data preparation and in optimizers it
-# is common.
+# Three operations, three new tensors of 4 MB; PyTorch gives two of them back at once. In place it is none. Where
+# gradients are needed, PyTorch limits what you may overwrite, as a later lesson shows. So in a model it is the
+# exception; in data preparation and in optimizers it is common.
 #
 # ### Exercise: a running average, in place
 #
@@ -957,14 +966,14 @@ check("tensors.snapshot", snapshot)
 # hint("tensors.snapshot")
 
 # %% [markdown] id="keeps-alive-text"
-# ### A small view keeps the whole storage
+# ### One digit in a file
 #
-# One more consequence of sharing. You keep one digit out of 3,500 for the report and let the rest go.
+# You keep one digit out of 3,500 for the report and let the rest go.
 #
-# **Predict.** How many bytes does `torch.save` write for the one digit, 28 x 28 float32 numbers?
+# **Predict.** How many KiB (1,024 bytes) does `torch.save` write for the one digit, 28 x 28 float32 numbers?
 
 # %% id="predict-save" tags=["prediction"]
-guess = ...  # bytes
+guess = ...  # KiB
 
 # %% id="save-view"
 def saved_kib(tensor):
@@ -999,8 +1008,8 @@ for a, b in [*pairs, ((4, 3), (4,)), ((4, 1), (4,))]:
         print(f"{a!s:<10} with {b!s:<7} -> refused")
 
 # %% [markdown] id="broadcast-says"
-# Look at the last line: (4, 1) with (4,) is (4, 4). This is the most expensive line of this lesson. Models give one
-# value per example with shape (N, 1). Labels have shape (N,).
+# Look at the last line: (4, 1) with (4,) is (4, 4). It is more than a curiosity: models give one value per example with
+# shape (N, 1), and labels have shape (N,).
 #
 # **Predict.** A model predicts every label exactly. What is `((predictions - labels) ** 2).mean()`, with predictions of
 # shape (N, 1) and labels of shape (N,)? The labels have variance 0.3.
@@ -1082,7 +1091,7 @@ for n in (10, 100):
 #
 # ### Exercise: all distances
 #
-# Return the Euclidean distance of each row of `a` to each row of `b`, (N, D) and (M, D) to (N, M), without a loop.
+# Return the Euclidean distance of each row of `a` to each row of `b`, (N, D) and (M, D) to (N, M). No loop is needed.
 
 # %% id="ex-distances" tags=["exercise"] exercise="tensors.distances"
 def distances(a, b):
@@ -1098,8 +1107,8 @@ check("tensors.distances", distances)
 # %% [markdown] id="clinic"
 # ## Clinic
 #
-# Six small programs. Each runs without an error and does the wrong thing. Run the cell, read what the check saw, find
-# the cause, repair the function. Change as little as you can.
+# Six small programs. Each ran without an error where its author tried it, and does the wrong thing. Run the cell, read
+# what the check saw, find the cause, repair the function. Change as little as you can.
 #
 # ### 1. Colours in disorder
 #
@@ -1245,8 +1254,8 @@ check("tensors.clinic-prepare", prepare)
 # [Tensor Views](https://docs.pytorch.org/docs/stable/tensor_view.html),
 # [Tensor Attributes](https://docs.pytorch.org/docs/stable/tensor_attributes.html) (dtype, promotion, device, layout,
 # memory format), [Broadcasting semantics](https://docs.pytorch.org/docs/stable/notes/broadcasting.html),
-# [torch.Tensor.view](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.view.html). Then lesson 02: what a
-# tensor remembers about how it was computed.
+# [torch.Tensor.view](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.view.html). What a tensor remembers
+# about how it was computed is the subject of a later lesson.
 
 # %% id="progress" tags=["nbval-ignore-output"]
 progress()

@@ -234,3 +234,16 @@ def test_a_list_that_contains_itself_is_described_and_compared_without_an_error(
     loop: list[Any] = []
     loop.append(loop)
     assert not compare.is_equal("what", loop, [1]).passed
+
+
+def test_a_numpy_view_that_begins_inside_the_storage_still_shares_it():
+    base = torch.arange(6.0)
+    tail = torch.from_numpy(base.numpy()[2:])
+    assert compare.shares_memory("is a view", tail, base).passed
+    assert not compare.owns_memory("is a copy", tail, base).passed
+    assert not compare.shares_memory("is a view", torch.from_numpy(base.numpy()[2:].copy()), base).passed
+
+
+def test_an_array_is_told_that_a_tensor_was_asked_for():
+    assert compare.has_shape("is a row", np.ones(3), (3,), hint="about axes").hint == compare.MSG_ARRAY
+    assert compare.has_shape("is a row", [1, 2, 3], (3,), hint="about axes").hint == "about axes"

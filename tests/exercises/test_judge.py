@@ -298,3 +298,19 @@ def test_same_seed_gives_the_same_inputs_and_no_seed_gives_others():
         evaluate(exercise, 1, seed)
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
+
+
+def test_a_function_that_forgets_its_return_is_told_so():
+    def forgets(x):
+        x + 1
+
+    def gives_none_on_purpose(x):
+        return None if x is not None else x
+
+    def looks_at_the_result(answer: Callable[[int], object], inputs: Inputs) -> Iterator[Check]:
+        yield Check("gives 7", False, f"got {answer(6)}", "about seven")
+
+    exercise = exercise_with(looks_at_the_result)
+    assert outcome_of(forgets, exercise).miss.hint == MSG_RETURNS_NONE
+    assert outcome_of(gives_none_on_purpose, exercise).miss.hint == "about seven"
+    assert outcome_of(lambda x: x + 1, exercise).miss.hint == "about seven"

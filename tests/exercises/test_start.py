@@ -25,6 +25,10 @@ def in_place(predictions: Tensor, labels: Tensor) -> Tensor:
     return predictions.pow(2).mean()
 
 
+def forgets_return(predictions: Tensor, labels: Tensor) -> None:
+    ((predictions - labels) ** 2).mean()
+
+
 def root(p: Tensor, t: Tensor) -> Tensor:
     return (p - t).square().mean().sqrt()
 
@@ -56,6 +60,8 @@ WRONG = {
         "the example's size built in": (lambda p, t: ((p - t) ** 2).sum() / 2, "no number of this example"),
         "writes into its input": (in_place, "writes into the caller's tensor"),
         "labels detached instead of used": (lambda p, t: (p.detach() - t).square().mean(), "its history is gone"),
+        "no return": (forgets_return, "Does it end with a return statement"),
+        "variance": (lambda p, t: (p - t).var(correction=0), "take the mean: (1 + 4) / 2"),
         "never returns": (lambda p, t: print((p - t).square().mean()), "got None"),
         "calls a method that does not exist": (lambda p, t: (p - t).squared().mean(), "AttributeError"),
     }

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_utils.memory import counting_new_bytes
 from tests.exercises.harness import Answers, WrongAnswers, exercise_tests
 
 RIGHT: Answers = {}
@@ -34,6 +36,8 @@ RIGHT["tensors.energy"] = {
     "in int64, then divided": lambda x: (x.long() * x.long()).sum((1, 2)) / (x.shape[1] * x.shape[2]),
     "einsum": lambda x: torch.einsum("nhw,nhw->n", x.float(), x.float()) / x[0].numel(),
     "one by one": lambda x: torch.stack([image.float().square().mean() for image in x]),
+    "a matrix norm": lambda x: torch.linalg.matrix_norm(x.float()) ** 2 / x[0].numel(),
+    "through NumPy and back": lambda x: torch.from_numpy((x.numpy().astype("float32") ** 2).mean((1, 2))),
 }
 WRONG["tensors.energy"] = {
     "squares in uint8": (lambda x: (x * x).float().mean((1, 2)), "20 * 20 became 144"),
@@ -48,6 +52,8 @@ WRONG["tensors.energy"] = {
     "float64": (lambda x: x.double().square().mean((1, 2)), "twice the memory"),
     "a list": (lambda x: x.float().square().mean((1, 2)).tolist(), "got"),
     "no square": (lambda x: x.float().mean((1, 2)), "Square each pixel"),
+    "squares in int16": (lambda x: (x.short() ** 2).float().mean((1, 2)), "Square each pixel"),
+    "a NumPy array": (lambda x: (x.numpy().astype("float32") ** 2).mean((1, 2)), "this is a NumPy array"),
     "writes into the images": (
         lambda x: (x.float().square().mean((1, 2)), x.zero_())[0],
         "the images stay as they were",
@@ -64,10 +70,17 @@ def _filled(x: Tensor) -> Tensor:
     return out
 
 
+def _in_a_device_block(x: Tensor) -> Tensor:
+    with torch.device(x.device):
+        return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+
+
 RIGHT["tensors.with-ones"] = {
     "padded": lambda x: F.pad(x, (0, 1), value=1.0),
     "filled": _filled,
     "ones_like of a slice": lambda x: torch.hstack([x, torch.ones_like(x[:, :1])]),
+    "to the power of 0": lambda x: torch.cat([x, x[:, :1] ** 0], 1),
+    "inside a device block": _in_a_device_block,
     "dtype and device passed on": lambda x: torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype, device=x.device)], -1),
 }
 WRONG["tensors.with-ones"] = {
@@ -76,6 +89,8 @@ WRONG["tensors.with-ones"] = {
     "ones in front": (lambda x: torch.cat([x.new_ones(len(x), 1), x], 1), "The ones came first"),
     "a row of ones": (lambda x: torch.cat([x, x.new_ones(1, x.shape[1])], 0), "Join along axis 1"),
     "zeros": (lambda x: F.pad(x, (0, 1)), "the last column is 1"),
+    "x divided by itself": (lambda x: torch.cat([x, x[:, :1] / x[:, :1]], 1), "Don't calculate the ones from x"),
+    "0 times x, plus 1": (lambda x: torch.cat([x, x[:, -1:] * 0 + 1], 1), "Don't calculate the ones from x"),
     "always back to the CPU": (
         lambda x: F.pad(x, (0, 1), value=1.0) if x.device.type == "cpu" else torch.ones(len(x), x.shape[1] + 1),
         "on another device",
@@ -121,6 +136,11 @@ WRONG["tensors.position"] = {
     ),
     "bytes": (lambda x, i: (_steps(x, i) + x.storage_offset()) * x.element_size(), "counted in bytes"),
     "the address": (lambda x, i: x[i].data_ptr(), "finds an element"),
+    "addresses over 4": (
+        lambda x, i: (x[i].data_ptr() - x.untyped_storage().data_ptr()) // 4,
+        "takes 8 bytes",
+    ),
+    "a NumPy number": (lambda x, i: x.storage_offset() + np.dot(i, x.stride()), "int() makes one"),
     "the value": (lambda x, i: x[i].item(), "finds an element"),
     "a tensor": (lambda x, i: torch.tensor(_steps(x, i) + x.storage_offset()), "got a tensor"),
 }
@@ -166,6 +186,10 @@ def _windows(x: Tensor, size: int, *, stride: int | None = None, **offset: int) 
 
 RIGHT["tensors.windows"] = {
     "strides by hand": _windows,
+    "NumPy's windows on the same memory": lambda x, size: torch.from_numpy(
+        np.lib.stride_tricks.sliding_window_view(x.numpy(), size, writeable=True)
+    ),
+    "the other axis unfolded": lambda x, size: x.unfold(0, len(x) - size + 1, 1).t(),
     "unfold along the last axis": lambda x, size: x.unfold(-1, size, 1),
     "torch.as_strided with its offset": lambda x, size: torch.as_strided(
         x, (x.numel() - size + 1, size), x.stride() * 2, x.storage_offset()
@@ -201,6 +225,12 @@ def _merges(x: Tensor) -> bool:
     return not all(outer == n * inner for (_, outer), (n, inner) in pairwise(axes))
 
 
+def _new_bytes(x: Tensor) -> bool:
+    with counting_new_bytes() as new:
+        x.reshape(-1)
+    return new.total > 0
+
+
 def _gap(x: Tensor) -> bool:
     return not all(s == n * t for (_, s), (n, t) in pairwise(zip(x.shape, x.stride(), strict=True)))
 
@@ -208,6 +238,7 @@ def _gap(x: Tensor) -> bool:
 RIGHT["tensors.needs-copy"] = {
     "tries view": _tries_view,
     "merges axes": _merges,
+    "counts the new bytes": _new_bytes,
     "compares addresses": lambda x: x.reshape(-1).data_ptr() != x.data_ptr(),
     "asks whether it is a view": lambda x: x.reshape(-1).untyped_storage().data_ptr() != x.untyped_storage().data_ptr(),
 }
@@ -290,6 +321,8 @@ WRONG["tensors.moving-average"] = {
     "adds first": (lambda a, v, d: a.add_(v, alpha=1 - d).mul_(d), "added first"),
     "writes into the value": (lambda a, v, d: a.mul_(d).add_(v.mul_(1 - d)), "wrote into the value"),
     "keeps the value only": (lambda a, v, d: a.copy_(v), "mul_ and then add_"),
+    "another memory by .data": (lambda a, v, d: setattr(a, "data", d * a + (1 - d) * v), "got another memory"),
+    "another memory by set_": (lambda a, v, d: a.set_(d * a + (1 - d) * v), "got another memory"),
     "tramples on the neighbours": (
         lambda a, v, d: (
             (a.copy_(d * a + (1 - d) * v), a._base.mul_(1.0).add_(0))[0]
@@ -316,6 +349,10 @@ RIGHT["tensors.distances"] = {
 WRONG["tensors.distances"] = {
     "transposed": (lambda a, b: torch.cdist(b, a), "every a against every b"),
     "no new axes": (lambda a, b: (a - b).square().sum(1).sqrt(), "don't line up"),
+    "root of less than 0": (
+        lambda a, b: (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.t() - 1e-9).sqrt(),
+        "clamp(min=0)",
+    ),
     "squared": (lambda a, b: torch.cdist(a, b).square(), "The root is missing"),
     "absolute": (lambda a, b: torch.cdist(a, b, p=1), "adds up absolute differences"),
     "mean": (lambda a, b: (a[:, None] - b).square().mean(2).sqrt(), "averaged over D"),
@@ -340,18 +377,20 @@ def _from_max(scores: Tensor) -> tuple[int, float]:
 RIGHT["tensors.best"] = {
     "a list": _from_list,
     "max": _from_max,
+    "a pair as a list": lambda s: [s.argmax().item(), s.max().item()],
     "topk": lambda s: (s.topk(1).indices.item(), s.topk(1).values.item()),
     "sorted": lambda s: (s.argsort(descending=True)[0].item(), s.sort()[0][-1].item()),
 }
 WRONG["tensors.best"] = {
-    "tensors": (lambda s: (s.argmax(), s.max()), "A tensor of shape () is still a tensor"),
+    "tensors": (lambda s: (s.argmax(), s.max()), "the class is a Python int"),
+    "swapped": (lambda s: (s.max().item(), s.argmax().item()), "The class comes first"),
+    "rounded for display": (lambda s: (s.argmax().item(), round(s.max().item(), 3)), "as it came in, unchanged"),
     "score a tensor": (lambda s: (s.argmax().item(), s.max()), "keeps the whole graph"),
     "a detached tensor": (lambda s: (s.argmax().item(), s.max().detach()), "the score is a Python float"),
     "class as a float": (lambda s: (float(s.argmax()), s.max().item()), "the class is a Python int"),
     "the lowest": (lambda s: (s.argmin().item(), s.min().item()), "That is the lowest score"),
     "a probability": (lambda s: (s.argmax().item(), s.softmax(0).max().item()), "That is a probability"),
     "only the class": (lambda s: s.argmax().item(), "return label, score"),
-    "a list": (lambda s: [s.argmax().item(), s.max().item()], "return label, score"),
     "numpy": (lambda s: (s.numpy().argmax(), s.numpy().max()), "requires grad"),
     "numpy numbers": (
         lambda s: (s.detach().numpy().argmax(), s.detach().numpy().max()),
@@ -388,6 +427,7 @@ WRONG["tensors.clinic-channels"] = {
 # --- clinic-loss -----------------------------------------------------------------------------------------------------
 
 RIGHT["tensors.clinic-loss"] = {
+    "a row against a row": lambda o, y: (o.t() - y).square().mean(),
     "mse_loss": lambda o, y: F.mse_loss(o.squeeze(1), y),
     "labels get an axis": lambda o, y: ((o - y.unsqueeze(1)) ** 2).mean(),
     "flatten": lambda o, y: (o.flatten() - y.flatten()).square().mean(),
@@ -501,6 +541,7 @@ WRONG["tensors.clinic-onehot"] = {
         lambda y, c: F.one_hot(y, int(y.max()) + 2).float(),
         "a column per class",
     ),
+    "as many classes as labels show": (lambda y, c: F.one_hot(y).float(), "whatever labels this batch"),
     "all zeros": (lambda y, c: torch.zeros(len(y), c), "row i has a single 1"),
 }
 
