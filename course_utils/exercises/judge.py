@@ -80,7 +80,8 @@ def evaluate(exercise: Exercise, answer: object, seed: int | None = None) -> Out
             warnings.simplefilter("ignore")
             for check in exercise.check(answer, inputs):
                 if not check.passed:
-                    return Outcome(exercise.id, WRONG, tuple(held), _if_nothing_came_back(check, answer))
+                    miss = check if held else _if_nothing_came_back(check, answer)
+                    return Outcome(exercise.id, WRONG, tuple(held), miss)
                 held.append(check.what)
     except NotImplementedError as error:
         if error.args:  # torch raises it too, for two bool tensors for example: that is an attempt, a stub is bare
@@ -127,7 +128,10 @@ def _set_default_device(device: torch.device) -> None:
 
 
 def _if_nothing_came_back(check: Check, answer: object) -> Check:
-    """Return the check, with a hint about ``return`` if it saw the None of a function that returns nothing."""
+    """Return the first check, with a hint about ``return`` if it saw the None of a function that returns nothing.
+
+    Only the first: where None was right before, it may be an honest answer.
+    """
     if check.detail == "got None" and isinstance(answer, types.FunctionType) and _never_returns(answer):
         return replace(check, hint=MSG_RETURNS_NONE)
     return check

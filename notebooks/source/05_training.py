@@ -813,7 +813,7 @@ print("with a stream of its own, the shuffle is the same:", batches[False] == ba
 # | --- | --- |
 # | weights, dropout | `with seeded(seed):` around making the model and training |
 # | shuffling, augmentation | `generator=stream(seed, "shuffle")` |
-# | `DataLoader` workers | `**loader_kwargs(seed)`: a generator and a `worker_init_fn` (lesson 04) |
+# | `DataLoader` workers | `**loader_kwargs(seed)`: a generator and a `worker_init_fn` (a later lesson) |
 # | GPU kernels that add in any order | `seeded(seed, deterministic=True)`, at a price in speed |
 #
 # ### What still varies
@@ -962,7 +962,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # %% [markdown] id="kill-says"
 # Some of these names deserve a word. `facts` is the log so far, and says which batch of which epoch comes next. `data`
 # has the states of the random generators: where the shuffle stood when the epoch began, and torch's global generator,
-# which dropout draws from. With mixed precision, the state of the gradient scaler is there too (lesson 06). `versions`
+# which dropout draws from. With mixed precision, the state of the gradient scaler is there too. `versions`
 # is for you, in three months.
 #
 # Now continue from the file, in this process. A second run goes through without a break. A third is resumed the way it
@@ -1283,7 +1283,7 @@ print("linear layers forward:", counts["aten::linear"])
 
 # %% [markdown] id="profile-says"
 # Two convolutions forward and two backward: the profiler sees every operator that you did not write. Measure before you
-# make anything faster. A loop that waits for its data gains nothing from a quicker convolution (lessons 04 and 06).
+# make anything faster. A loop that waits for its data gains nothing from a quicker convolution.
 #
 # ### The run
 #

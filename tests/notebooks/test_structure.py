@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -68,6 +69,14 @@ def test_prose_has_no_filler_and_no_exclamation_marks(lesson: Lesson):
             text = " ".join(cell.text.lower().split())
             assert not [word for word in WORDS_OF_FILLER if f" {word} " in text], cell.id
             assert "!" not in text.replace("![", ""), cell.id
+
+
+@each_lesson
+def test_text_names_no_lesson_that_is_not_written(lesson: Lesson):
+    written = {lesson.number for lesson in LESSONS}
+    for cell in read_cells(SOURCES / f"{lesson.stem}.py"):
+        named = re.findall(r"[Ll]essons? (\d\d)(?:(?: and |, | to )(\d\d))?", " ".join(cell.text.split()))
+        assert {number for pair in named for number in pair if number} <= written, cell.id
 
 
 @pytest.mark.parametrize("path", EDITIONS)
