@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
 from hypothesis import settings
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every program they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("course", deadline=None)  # a busy machine is no failure
 settings.load_profile("course")
