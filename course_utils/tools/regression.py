@@ -45,7 +45,8 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        return f"{'same' if self.ok else 'DIFFERS':<8} {self.notebook.name} in {self.seconds:.0f} s"
+        name = Path(*self.notebook.parts[-2:])  # the editions have one file name
+        return f"{'same' if self.ok else 'DIFFERS':<8} {name} in {self.seconds:.0f} s"
 
 
 def compare(notebook: Path, timeout_s: float = TIMEOUT_S, sanitize: Path = SANITIZE) -> Comparison:

@@ -184,7 +184,7 @@ def test_the_command_repeats_counts_and_tells_by_its_exit_status(monkeypatch, tm
     assert main([str(notebook), "--repeat", "2"]) == 0
     assert "2 comparisons, 0 different." in capsys.readouterr().out
     assert main([str(notebook)]) == 1
-    assert "DIFFERS  a.ipynb" in capsys.readouterr().out
+    assert f"DIFFERS  {tmp_path.name}/a.ipynb in 1 s" in capsys.readouterr().out
     with pytest.raises(UsageError, match="There is no notebook"):
         main([str(tmp_path / "b.ipynb")])
 
