@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from course_utils import config
 from course_utils.config import OPTIMIZERS, SCHEDULES, TrainConfig, replace
 from course_utils.errors import UsageError
+from course_utils.paths import NOTEBOOKS
 
 POSITIVE = st.floats(0, 1e30, exclude_min=True, allow_subnormal=False)
 CONFIGS = st.builds(
@@ -210,3 +211,7 @@ def test_a_file_from_an_editor_that_marks_its_encoding_is_read(tmp_path):
 def test_the_examples_in_the_documentation_run():
     failed, tried = doctest.testmod(config)
     assert (failed, tried > 0) == (0, True)
+
+
+def test_the_defaults_are_the_recipe_that_lesson_05_reads():
+    assert TrainConfig.from_file(NOTEBOOKS / "settings" / "05_training.yaml") == TrainConfig()
