@@ -189,6 +189,22 @@ def test_the_command_repeats_counts_and_tells_by_its_exit_status(monkeypatch, tm
         main([str(tmp_path / "b.ipynb")])
 
 
+def test_a_command_that_is_told_to_end_takes_its_kernels_along(lesson_folder):
+    notebook = lesson_folder / f"{STEM}.ipynb"
+    with changing(notebook) as content:
+        cell_of(content, "setup")["source"] = ["import time\ntime.sleep(600)"]
+    command = [sys.executable, "-m", "course_utils.tools.regression", str(notebook)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    below = []
+    while len(below) < 2:  # pytest and the kernel
+        time.sleep(0.2)
+        below = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
 def test_a_wrong_use_of_the_command_is_one_sentence(tmp_path):
     command = [sys.executable, "-m", "course_utils.tools.regression", str(tmp_path / "none.ipynb")]
     ended = subprocess.run(command, capture_output=True, text=True)
