@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -38,6 +38,24 @@ def _layers(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
 
 
 @contextmanager
+def _watching(
+    model: nn.Module, names: tuple[str, ...], note: Callable[[Tensor, list[Tensor]], None]
+) -> Iterator[dict[str, list[Tensor]]]:
+    """Call ``note(output, record of its layer)`` for each tensor that a named layer returns in the block."""
+    layers = _layers(model, names)
+    records: dict[str, list[Tensor]] = {name: [] for name in layers}
+    with ExitStack() as attached:
+        for name, layer in layers.items():
+
+            def hook(_layer: nn.Module, _inputs: Any, output: Any, seen: list[Tensor] = records[name]) -> None:
+                if isinstance(output, Tensor):
+                    note(output, seen)
+
+            attached.callback(layer.register_forward_hook(hook).remove)
+        yield records
+
+
+@contextmanager
 def recording(model: nn.Module, *names: str) -> Iterator[dict[str, list[Tensor]]]:
     """Record the outputs of named layers (of all leaf layers without names) for every forward in the block.
 
@@ -46,16 +64,11 @@ def recording(model: nn.Module, *names: str) -> Iterator[dict[str, list[Tensor]]
     Raises:
         UnknownLayerError: if the model has no layer of that name.
     """
-    layers = _layers(model, names)
-    records: dict[str, list[Tensor]] = {name: [] for name in layers}
-    with ExitStack() as attached:
-        for name, layer in layers.items():
 
-            def keep(_layer: nn.Module, _inputs: Any, output: Any, seen: list[Tensor] = records[name]) -> None:
-                if isinstance(output, Tensor):
-                    seen.append(output.detach().clone())  # clone: later in-place ops would rewrite it
+    def keep(output: Tensor, seen: list[Tensor]) -> None:
+        seen.append(output.detach().clone())  # clone: later in-place ops would rewrite it
 
-            attached.callback(layer.register_forward_hook(keep).remove)
+    with _watching(model, names, keep) as records:
         yield records
 
 
@@ -66,16 +79,12 @@ def recording_gradients(model: nn.Module, *names: str) -> Iterator[dict[str, lis
     Raises:
         UnknownLayerError: if the model has no layer of that name.
     """
-    layers = _layers(model, names)
-    records: dict[str, list[Tensor]] = {name: [] for name in layers}
-    with ExitStack() as attached:
-        for name, layer in layers.items():
 
-            def watch(_layer: nn.Module, _inputs: Any, output: Any, seen: list[Tensor] = records[name]) -> None:
-                if isinstance(output, Tensor) and output.requires_grad:
-                    output.register_hook(lambda grad: seen.append(grad.detach().clone()))
+    def await_gradient(output: Tensor, seen: list[Tensor]) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda grad: seen.append(grad.detach().clone()))
 
-            attached.callback(layer.register_forward_hook(watch).remove)
+    with _watching(model, names, await_gradient) as records:
         yield records
 
 
