@@ -49,10 +49,21 @@ def find_lesson(name: str) -> Lesson:
     Raises:
         UsageError: if no lesson goes by that name.
     """
-    wanted = name.removesuffix(".ipynb").removesuffix(".py").lower()
     for lesson in LESSONS:
-        if wanted in (lesson.stem, lesson.name) or (wanted.isdecimal() and int(wanted) == int(lesson.number)):
+        if goes_by(lesson.stem, name):
             return lesson
     raise UsageError(
-        f"There is no lesson called {name!r}.", fix=did_you_mean(wanted, [lesson.stem for lesson in LESSONS])
+        f"There is no lesson called {name!r}.", fix=did_you_mean(plain_name(name), [lesson.stem for lesson in LESSONS])
     )
+
+
+def goes_by(stem: str, name: str) -> bool:
+    """Tell whether ``name`` means the lesson with this stem: the stem itself, its number, or its word."""
+    number, _, word = stem.partition("_")
+    wanted = plain_name(name)
+    return wanted in (stem, word) or (wanted.isdecimal() and int(wanted) == int(number))
+
+
+def plain_name(name: str) -> str:
+    """Return a lesson's name as typed, without the ending of a file and in small letters."""
+    return name.removesuffix(".ipynb").removesuffix(".py").lower()

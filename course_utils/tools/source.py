@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from course_utils.errors import SourceError, UsageError
+from course_utils.lessons import goes_by, plain_name
 from course_utils.paths import NOTEBOOKS, write_text
 from course_utils.sources import (
     Blank,
@@ -69,13 +70,12 @@ def find_source(name: str, folder: Path = NOTEBOOKS) -> Path:
     Raises:
         UsageError: if there is none.
     """
-    wanted = name.removesuffix(".ipynb").removesuffix(".py").lower()
     known = source_paths(folder / "source")
     for path in known:
-        number, _, word = path.stem.partition("_")
-        if wanted in (path.stem, word) or (wanted.isdigit() and int(wanted) == int(number)):
+        if goes_by(path.stem, name):
             return path
-    fix = did_you_mean(wanted, [path.stem for path in known]) if known else "there are no sources in this folder."
+    stems = [path.stem for path in known]
+    fix = did_you_mean(plain_name(name), stems) if stems else "there are no sources in this folder."
     raise UsageError(f"No lesson source is called {name!r}.", fix=fix)
 
 

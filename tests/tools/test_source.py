@@ -179,6 +179,8 @@ def test_lessons_are_found_by_number_or_name():
         assert find_source(name, LESSON) == SAMPLE
     with pytest.raises(UsageError, match="Did you mean '90_sample'"):
         find_source("sampel", LESSON)
+    with pytest.raises(UsageError, match="No lesson source is called '²'"):
+        find_source("²", LESSON)  # a digit to str.isdigit, not to int
     with pytest.raises(UsageError, match="no sources in this folder"):
         find_source("01", LESSON / "source")
 
