@@ -25,6 +25,12 @@ def derived_data() -> Path:
     return Path(os.environ.get("COURSE_DATA") or DATA / "derived")
 
 
+def course_first(places: str | None) -> str:
+    """Return a value for ``PYTHONPATH``: this checkout first and once, then what its present value ``places`` names."""
+    others = [place for place in (places or "").split(os.pathsep) if place and place != str(ROOT)]
+    return os.pathsep.join([str(ROOT), *others])
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` to write to; on success it replaces ``path``, else it is removed."""

@@ -9,11 +9,24 @@ from pathlib import Path
 import pytest
 
 from course_utils import paths
-from course_utils.paths import atomic_path, write_text
+from course_utils.paths import ROOT, atomic_path, course_first, write_text
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (None, [ROOT]),
+        ("", [ROOT]),
+        (str(ROOT), [ROOT]),
+        (f"a{os.pathsep}{ROOT}{os.pathsep}{os.pathsep}b", [ROOT, "a", "b"]),
+    ],
+)
+def test_the_checkout_stands_first_and_once_on_the_path_of_modules(places, expected):
+    assert course_first(places).split(os.pathsep) == [str(place) for place in expected]
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path):

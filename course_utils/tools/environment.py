@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
-from course_utils.paths import ROOT, write_text
+from course_utils.paths import ROOT, course_first, write_text
 from course_utils.text import did_you_mean
 from course_utils.tools.commands import COMMANDS, CPU_COMMANDS, overview
 from course_utils.tools.requirements import fingerprint, pins, unmet
@@ -116,9 +116,7 @@ def start(args: Sequence[str]) -> int:
     words, cpu = split_cpu(args)
     if cpu:
         os.environ["COURSE_CPU"] = "1"
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(ROOT))]
-    )
+    os.environ["PYTHONPATH"] = course_first(os.environ.get("PYTHONPATH"))
     folder = ROOT
     try:
         environment = Environment.from_settings()

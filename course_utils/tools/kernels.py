@@ -25,7 +25,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Type, default
 
-from course_utils.paths import ROOT
+from course_utils.paths import course_first
 from course_utils.tools import processes
 
 # One for each library that may run loops in threads of its own.
@@ -60,9 +60,8 @@ def kernel_environment(threads: int, token: str, folder: Path, base: Mapping[str
     for name in THREAD_VARIABLES:
         own = env.get(name, "")
         env[name] = str(min(threads, int(own)) if own.isdigit() and int(own) else threads)
-    others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place != str(ROOT)]
     return {**processes.PATIENT_THREADS, **env} | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+        "PYTHONPATH": course_first(env.get("PYTHONPATH")),
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
         "COURSE_PROGRESS": "off",

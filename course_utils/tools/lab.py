@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from course_utils.errors import EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS
-from course_utils.paths import NOTEBOOKS, ROOT, workspace
+from course_utils.paths import NOTEBOOKS, course_first, workspace
 from course_utils.text import plural
 from course_utils.tools.environment import wait_for
 from course_utils.tools.processes import PATIENT_THREADS
@@ -179,10 +179,9 @@ def lab_environment() -> dict[str, str]:
     for name in PLACES:
         if env.get(name) and env[name].strip().lower() != "off":
             env[name] = os.path.abspath(os.path.expanduser(env[name]))
-    others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
     # Defaults, so that what the reader has chosen in JupyterLab before still wins.
     settings = [str(SETTINGS), *filter(None, [env.get("JUPYTER_CONFIG_PATH")])]
     return {**PATIENT_THREADS, **env} | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+        "PYTHONPATH": course_first(env.get("PYTHONPATH")),
         "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 from course_utils.errors import EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS, find_lesson
-from course_utils.paths import NOTEBOOKS, ROOT
+from course_utils.paths import NOTEBOOKS, ROOT, course_first
 from course_utils.text import did_you_mean
 from course_utils.tools import processes
 from course_utils.tools.outcomes import Notebook, source_of
@@ -197,7 +197,7 @@ def find_device(name: str) -> str:
         [sys.executable, "-c", _DEVICE_CHECK, name],  # in a process of its own: torch is slow to import and to leave
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+        env=os.environ | {"PYTHONPATH": course_first(os.environ.get("PYTHONPATH"))},
     )
     try:
         facts = json.loads(answer.stdout)

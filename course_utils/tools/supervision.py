@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from course_utils.errors import EnvironmentProblem
-from course_utils.paths import ROOT
+from course_utils.paths import course_first
 from course_utils.text import human_bytes
 from course_utils.tools import processes
 from course_utils.tools.outcomes import Ending, exit_text
@@ -100,9 +100,8 @@ class Worker:
             EnvironmentProblem: if it does not come up.
         """
         log = folder / "worker.log"
-        others = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
         env = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+            "PYTHONPATH": course_first(os.environ.get("PYTHONPATH")),
             "JUPYTER_RUNTIME_DIR": str(folder),
             "JUPYTER_PLATFORM_DIRS": "1",
         }

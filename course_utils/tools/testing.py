@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from course_utils.paths import ROOT
+from course_utils.paths import ROOT, course_first
 from course_utils.tools.environment import wait_for
 
 # Tests run kernels and training side by side: with a thread per core each, they would slow one another down many
@@ -38,10 +38,9 @@ def resolved(argument: str) -> str:
 
 def environment_for_tests(env: dict[str, str] | os._Environ[str]) -> dict[str, str]:
     """Return the variables that tests and all they start see: one thread each, no learner's files touched."""
-    others = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(ROOT)]
     return {
         **dict.fromkeys(SINGLE_THREADED, "1"),
         "COURSE_PROGRESS": "off",
         **{name: value for name, value in env.items() if name != "COURSE_PROGRESS"},
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *others]),
+        "PYTHONPATH": course_first(env.get("PYTHONPATH")),
     }
