@@ -15,6 +15,7 @@ _HOME = {
     "hint": "course_utils.exercises.render",
     "solution": "course_utils.exercises.render",
     "progress": "course_utils.exercises.render",
+    "claim": "course_utils.claims.render",
     "show": "course_utils.plots",
     "shows_error": "course_utils.display",
     "explore": "course_utils.widgets.panel",

@@ -199,6 +199,27 @@ def progress_command(as_json: bool) -> None:
     click.echo(to_json(lessons) if as_json else progress_text(lessons))
 
 
+@command("claims")
+@click.argument("names", metavar="[ID|LESSON]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--store", is_flag=True, help="Keep the verdicts as the course's record (for authors).")
+def claims_command(names: tuple[str, ...], as_json: bool, store: bool) -> None:
+    """Measure what people say about PyTorch on this machine, by ID or LESSON, everything by default.
+
+    The exit status is 1 if a measurement failed; a sentence that turns out false is no failure.
+    """
+    from course_utils.tools import ledger
+
+    if store and names:
+        raise click.UsageError("The record holds all claims; give --store without names.")
+    results = ledger.measure(names, quiet=as_json)
+    if as_json:
+        click.echo(to_json([result.to_dict() for result in results]))
+    if store:
+        click.echo(f"Stored in {', '.join(str(path) for path in ledger.store(results))}.", err=as_json)
+    raise SystemExit(1 if any(result.verdict == "error" for result in results) else 0)
+
+
 @command("env")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def env_command(as_json: bool) -> None:

@@ -9,6 +9,7 @@ COMMANDS: dict[str, str] = {
     "run": "Execute lessons from top to bottom and write a report.",
     "test": "Run the tests: code, notebooks, exercises.",
     "progress": "Show what you have solved, by lesson and exercise.",
+    "claims": "Test what people say about PyTorch on this machine.",
     "env": "Report versions, device, threads and data of this machine.",
     "build": "Make the notebooks from their sources (for authors).",
     "bench": "Measure how fast the course is (for maintainers).",
