@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from IPython.display import Markdown, display
 
-from course_utils import check, hint, progress, selftest, shows_error, solution
+from course_utils import check, hint, progress, readiness, selftest, shows_error, solution
 from course_utils.devices import pick_device
 from course_utils.lessons import LESSONS
 from course_utils.seeding import stream
@@ -193,6 +193,22 @@ print(selftest.summary(verdicts))
 # %% id="selftest-values" tags=["nbval-ignore-output"]
 for verdict in verdicts:
     print(f"{verdict.what:<28} {verdict.measured:10.4f}")
+
+# %% [markdown] id="readiness-intro"
+# ## Does this machine have what the lessons need?
+#
+# Some lessons use more than arithmetic. They start worker processes, let processes add numbers together, export a
+# model to another format, or listen on a port. Each of these works on nearly every machine, and where it doesn't, it
+# looks like a fault of *your* program. So each is tried here, once and small. A line that says MISSING comes with its
+# remedy.
+
+# %% id="readiness" tags=["nbval-ignore-output"]
+findings = readiness.examine()
+print(readiness.findings_table(findings))
+for remedy in readiness.remedies(findings):
+    print(remedy)
+print()
+print(readiness.summary(findings))
 
 # %% [markdown] id="environment-intro"
 # ## What this machine has
