@@ -121,6 +121,42 @@ def reset_command(lesson: str) -> None:
     click.echo(lab.reset(lesson))
 
 
+@command("release")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Where the folder and the zip go.",
+)
+def release_command(out: Path) -> None:
+    """Write the learner edition, without solutions, as a folder and a zip to hand out."""
+    from course_utils.tools import release
+
+    click.echo(release.release(out).summary())
+
+
+@command("update")
+@click.option(
+    "--from",
+    "old",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Take the notebooks and the progress of an earlier workspace first.",
+)
+def update_command(old: Path | None) -> None:
+    """Carry your workspace over to this edition: your answers stay, the lessons' new text comes in.
+
+    Where both you and the course changed a cell, yours stays and the course's stands below it. Each notebook
+    that changes is kept as a backup beside it. Close the notebooks in JupyterLab first, or reload them after.
+    """
+    from course_utils.tools import update
+
+    done = update.update(old)
+    click.echo(update.summary(done))
+    raise SystemExit(1 if any(item.action == "failed" for item in done) else 0)
+
+
 @command("run")
 @click.argument("lessons", metavar="[LESSON]...", type=LESSON, nargs=-1)
 @click.option(

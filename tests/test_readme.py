@@ -21,11 +21,13 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "LICENSE-TEXT.md",
     "docs/reports.md",
+    "docs/learners.md",
+    "docs/claims.md",
     "benchmarks/README.md",
 )
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND = re.compile(r"python3 course\.py[ \t]+([^\n`#|]+)")
-PLACEHOLDERS = {"[LESSON]": "01", "[LESSON…]": "01", "LESSON": "01", "NN": "01"}
+PLACEHOLDERS = {"DIR": "there", "[LESSON]": "01", "[LESSON…]": "01", "LESSON": "01", "NN": "01"}
 
 
 def text_of(name: str) -> str:

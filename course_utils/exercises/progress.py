@@ -41,22 +41,39 @@ def record(outcome: Outcome) -> str:
     if outcome.state == UNTRIED or path is None:
         return ""
     news = _merged(_in_memory, {outcome.exercise_id: DONE if outcome.state == PASSED else TRIED})
-    from filelock import FileLock
-
     try:
-        known = _read(path)
-        if _merged(known, news) == known:
-            _in_memory.clear()
-            return ""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
-            known = _merged(_read(path), news)  # read again: another kernel may have written since
-            write_text(path, json.dumps({"version": 1, "exercises": known}, indent=1, sort_keys=True) + "\n")
+        _write(path, news)
         _in_memory.clear()
     except (OSError, TimeoutError, NotImplementedError) as error:
         _in_memory.update(news)
         return f"Progress is kept in this kernel only: {path} can't be written ({type(error).__name__})."
     return ""
+
+
+def join(other: Path) -> int:
+    """Join the progress in another file with this one's, and return how many exercises it had; done stays done.
+
+    Raises:
+        OSError: if one of the two files can't be opened or written.
+    """
+    path = progress_path()
+    news = _read(other) if other.exists() else {}
+    if news and path is not None:
+        _write(path, news)
+    return len(news)
+
+
+def _write(path: Path, news: dict[str, str]) -> None:
+    """Put ``news`` into the file, unless it says so already."""
+    from filelock import FileLock
+
+    known = _read(path)
+    if _merged(known, news) == known:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
+        known = _merged(_read(path), news)  # read again: another kernel may have written since
+        write_text(path, json.dumps({"version": 1, "exercises": known}, indent=1, sort_keys=True) + "\n")
 
 
 def states() -> dict[str, str]:

@@ -18,6 +18,7 @@ from course_utils.errors import CourseError, SourceError
 from course_utils.paths import NOTEBOOKS, ROOT, write_text
 from course_utils.sources import Cell, source_paths
 from course_utils.text import human_bytes, plural
+from course_utils.tools.edition import require
 from course_utils.tools.isolation import plain_surroundings
 from course_utils.tools.outputs import MAX_NOTEBOOK_BYTES, OutputError, clean_outputs, incomplete
 from course_utils.tools.source import (
@@ -92,7 +93,9 @@ def build(
 
     Raises:
         UsageError: if a lesson is unknown.
+        EnvironmentProblem: if this copy of the course has no sources.
     """
+    require(folder / "source", "sources")
     sources = [find_source(name, folder) for name in lessons] or source_paths(folder / "source")
     if check:
         built = [result for source in sources for result in _checked(source)]

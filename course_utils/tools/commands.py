@@ -6,11 +6,13 @@ COMMANDS: dict[str, str] = {
     "setup": "Create or repair the environment, then say what it has.",
     "lab": "Open JupyterLab on your own copy of the notebooks.",
     "reset": "Take a lesson afresh; your copy is kept as a backup.",
+    "update": "Carry your notebooks over to a newer edition of the course.",
     "run": "Execute lessons from top to bottom and write a report.",
     "test": "Run the tests: code, notebooks, exercises.",
     "progress": "Show what you have solved, by lesson and exercise.",
     "claims": "Test what people say about PyTorch on this machine.",
     "env": "Report versions, device, threads and data of this machine.",
+    "release": "Write the learner edition, without solutions, to hand out.",
     "build": "Make the notebooks from their sources (for authors).",
     "bench": "Measure how fast the course is (for maintainers).",
 }

@@ -21,6 +21,7 @@ from course_utils.lessons import LESSONS, find_lesson
 from course_utils.paths import NOTEBOOKS, ROOT, course_first
 from course_utils.text import did_you_mean
 from course_utils.tools import processes
+from course_utils.tools.edition import require
 from course_utils.tools.outcomes import Notebook, source_of
 from course_utils.tools.supervision import Limits
 
@@ -90,8 +91,11 @@ def find_notebooks(options: RunOptions) -> dict[str, Path]:
 
     Raises:
         UsageError: if there is no such lesson or file, or a lesson's notebook has not been built.
+        EnvironmentProblem: if this copy of the course has no solutions.
     """
     folder = options.notebooks if options.edition == "learner" else options.notebooks / "solutions"
+    if options.edition == "solutions":
+        require(folder, "solutions")
     found: dict[str, Path] = {}
     for word in options.lessons or [lesson.stem for lesson in LESSONS]:
         path = Path(word)

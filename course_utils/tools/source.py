@@ -27,6 +27,7 @@ from course_utils.sources import (
     source_paths,
 )
 from course_utils.text import did_you_mean, plural
+from course_utils.tools.merge import handed_out
 from course_utils.tools.source_rules import problems
 
 __all__ = [
@@ -169,9 +170,11 @@ def agree_with_jupytext(path: Path) -> None:
 
 
 def _notebook(path: Path, cells: list[Cell], edition: str) -> Notebook:
+    made = [_notebook_cell(cell, edition) for cell in cells]
+    course = {"lesson": path.stem, "edition": edition, "cells": handed_out(made)}  # the base of a later update
     return {
-        "cells": [_notebook_cell(cell, edition) for cell in cells],
-        "metadata": {**NOTEBOOK_METADATA, "course": {"lesson": path.stem, "edition": edition}},
+        "cells": made,
+        "metadata": {**NOTEBOOK_METADATA, "course": course},
         "nbformat": 4,
         "nbformat_minor": 5,
     }

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from course_utils.paths import ROOT, course_first
+from course_utils.tools.edition import require
 from course_utils.tools.environment import wait_for
 
 # Tests run kernels and training side by side: with a thread per core each, they would slow one another down many
@@ -22,6 +23,7 @@ def run_tests(args: Sequence[str] = ()) -> int:
 
     Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout.
     """
+    require(ROOT / "tests", "tests")
     command = [sys.executable, "-m", "pytest", *map(resolved, args)]
     os.chdir(ROOT)  # where pytest looks for its settings and for tests/
     code = wait_for(command, environment_for_tests(os.environ))

@@ -71,6 +71,7 @@ def test_a_lesson_that_does_not_exist_is_refused_with_the_closest_name():
 
 
 def test_a_lesson_that_was_not_built_says_how_to_build_it(tmp_path):
+    (tmp_path / "solutions").mkdir()
     text = refused(RunOptions(lessons=("01",), edition="solutions", notebooks=tmp_path))
     assert "The notebook 01_tensors.ipynb of the solutions edition does not exist." in text
     assert "course build" in text
