@@ -136,6 +136,40 @@ def release_command(out: Path) -> None:
     click.echo(release.release(out).summary())
 
 
+@command("grade")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
+              help="Where grades, feedback and the class page go.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), help="Submissions at the same time; by default as many as fit.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Decides the inputs of the checks.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True,
+              metavar="SECONDS", help="Deadline for each submission.")  # fmt: skip
+@click.option("--pseudonyms", is_flag=True, help="Names stand in grades.csv and nowhere else.")
+def grade_command(folder: Path, out: Path, jobs: int | None, seed: int, timeout_s: float, pseudonyms: bool) -> None:
+    """Grade the notebooks in FOLDER, in whatever layout and state they are.
+
+    Each runs apart from everything else; the exercises are checked with inputs that nobody has seen. An interrupted
+    run goes on where it was. The exit status is 0 if every submission was graded to its end.
+    """
+    from dataclasses import replace
+
+    from course_utils.tools.grading.confine import Allowance
+    from course_utils.tools.grading.grade import Grade, GradeOptions
+    from course_utils.tools.grading.grade import grade as grade_class
+
+    def on_grade(done: Grade) -> None:
+        name = "a student" if pseudonyms else done.student
+        click.echo(f"{name}, {done.lesson or done.file}: {done.points} of {done.max_points} ({done.status})")
+
+    allowance = replace(Allowance(), seconds=timeout_s, cpu_seconds=timeout_s)
+    options = GradeOptions(folder=folder, out=out, jobs=jobs, seed=seed, allowance=allowance, pseudonyms=pseudonyms)
+    result = grade_class(options, on_grade)
+    click.echo(result.summary())
+    if result.interrupted:
+        raise SystemExit(INTERRUPTED)
+    raise SystemExit(0 if all(item.status == "graded" for item in result.grades) else 1)
+
+
 @command("update")
 @click.option(
     "--from",

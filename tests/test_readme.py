@@ -22,6 +22,7 @@ DOCUMENTS = (
     "LICENSE-TEXT.md",
     "docs/reports.md",
     "docs/learners.md",
+    "docs/instructors.md",
     "docs/claims.md",
     "benchmarks/README.md",
 )

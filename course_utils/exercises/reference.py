@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from course_utils import sources
 from course_utils.errors import SourceError
 
@@ -12,3 +14,23 @@ def reference_code(exercise_id: str) -> str | None:
         return sources.solution_code(exercise_id)
     except (SourceError, OSError):
         return None
+
+
+def reference_program(exercise_id: str) -> tuple[str, str]:
+    """Return the code of the lesson's set-up, and of the exercise's cell with the reference answer and its ``check``.
+
+    Raises:
+        SourceError: if this edition has no sources, or no such exercise.
+    """
+    cell = sources.answer_cell(exercise_id)
+    return sources.setup_code(cell.path), sources.reference_code(cell)
+
+
+def answer_of(exercise_id: str, setup: str, cell: str) -> Any:
+    """Run the two parts of `reference_program` and return what the cell hands to ``check``."""
+    answers: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"__name__": "reference"}
+    exec(compile(setup, f"<set-up of {exercise_id}>", "exec"), namespace)
+    namespace["check"] = lambda name, answer=...: answers.update({name: answer})
+    exec(compile(cell, f"<{exercise_id}>", "exec"), namespace)
+    return answers[exercise_id]

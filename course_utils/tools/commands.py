@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "claims": "Test what people say about PyTorch on this machine.",
     "env": "Report versions, device, threads and data of this machine.",
     "release": "Write the learner edition, without solutions, to hand out.",
+    "grade": "Grade submitted notebooks.",
     "build": "Make the notebooks from their sources (for authors).",
     "bench": "Measure how fast the course is (for maintainers).",
 }

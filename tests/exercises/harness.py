@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from course_utils.exercises.judge import evaluate
+from course_utils.exercises.reference import answer_of, reference_program
 from course_utils.exercises.registry import exercises_of, find_exercise
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG
 from course_utils.lessons import find_lesson
-from course_utils.paths import SOURCES
-from course_utils.sources import answer_cell, reference_code, setup_code
 
 SEEDS = (0, 1, 2)
 RIGHT_MIN, WRONG_MIN = 2, 4
@@ -50,12 +49,12 @@ def exercise_tests(lesson_name: str, right: Answers, wrong: WrongAnswers) -> typ
         @pytest.mark.parametrize("seed", SEEDS)
         @pytest.mark.parametrize("exercise_id", ids)
         def test_reference_answer_passes(self, exercise_id: str, seed: int) -> None:
-            outcome = evaluate(find_exercise(exercise_id), reference_answer(lesson.stem, exercise_id), seed)
+            outcome = evaluate(find_exercise(exercise_id), reference_answer(exercise_id), seed)
             assert outcome.state == PASSED, outcome.message
 
         @pytest.mark.parametrize("exercise_id", ids)
         def test_checks_draw_fresh_inputs(self, exercise_id: str) -> None:
-            answer = reference_answer(lesson.stem, exercise_id)
+            answer = reference_answer(exercise_id)
             assert evaluate(find_exercise(exercise_id), answer).state == PASSED
 
         @pytest.mark.parametrize(("exercise_id", "answer"), right_cases)
@@ -109,11 +108,6 @@ class EqualsAll:
         return self
 
 
-def reference_answer(stem: str, exercise_id: str) -> Any:
+def reference_answer(exercise_id: str) -> Any:
     """Return what the reference answer's cell hands to ``check``: only the setup and its own cell are run."""
-    answers: dict[str, Any] = {}
-    namespace: dict[str, Any] = {"__name__": "reference"}
-    exec(compile(setup_code(SOURCES / f"{stem}.py"), f"{stem} setup", "exec"), namespace)
-    namespace["check"] = lambda name, answer=...: answers.update({name: answer})
-    exec(compile(reference_code(answer_cell(exercise_id)), exercise_id, "exec"), namespace)
-    return answers[exercise_id]
+    return answer_of(exercise_id, *reference_program(exercise_id))

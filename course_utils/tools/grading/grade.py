@@ -1,0 +1,404 @@
+"""Grade a folder of submissions: several at a time, resumed where it was interrupted, the same result each time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from course_utils.errors import EnvironmentProblem
+from course_utils.exercises.registry import exercises_of
+from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG
+from course_utils.lessons import find_lesson
+from course_utils.paths import ROOT, course_first, write_text
+from course_utils.seeding import derive
+from course_utils.text import plural, table
+from course_utils.tools import processes
+from course_utils.tools.grading import confine
+from course_utils.tools.grading.answers import Piece, Script, script_of
+from course_utils.tools.grading.carriable import carried
+from course_utils.tools.grading.confine import Allowance
+from course_utils.tools.grading.submissions import Submission, find_submissions, read_notebook
+
+MISSING = "missing"  # the notebook has no cell for the exercise
+MAX_ATTEMPTS = 4  # a cell that ends the process is left out, and the others get another chance
+START_S = 120.0  # for a process to import everything
+GRACE_S = 20.0  # beyond a submission's own time, before its process is given up
+START_RETRIES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradeOptions:
+    """What to grade, and how."""
+
+    folder: Path
+    out: Path
+    jobs: int | None = None
+    seed: int = 0
+    allowance: Allowance = field(default_factory=Allowance)
+    pseudonyms: bool = False
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One submission's grade, in the shape of ``grades.json``."""
+
+    student: str
+    lesson: str
+    file: str
+    status: str
+    points: int
+    max_points: int
+    exercises: tuple[dict[str, str], ...]
+    seconds: float
+    student_id: str = ""
+    notes: tuple[str, ...] = ()
+    confined: str = ""
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Grade:
+        return cls(**{**entry, "exercises": tuple(entry["exercises"]), "notes": tuple(entry["notes"])})
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """All grades of a run, sorted by student and lesson."""
+
+    grades: tuple[Grade, ...]
+    out: Path
+    interrupted: bool = False
+    reused: int = 0
+
+    def summary(self) -> str:
+        """Return a table of the lessons and where the files are."""
+        rows = []
+        for lesson in sorted({grade.lesson for grade in self.grades}):
+            mine = [grade for grade in self.grades if grade.lesson == lesson]
+            points = sum(grade.points for grade in mine) / len(mine)
+            graded = sum(grade.status == "graded" for grade in mine)
+            rows.append((lesson or "(no lesson)", len(mine), graded, f"{points:.1f} of {mine[0].max_points}"))
+        lines = [table(rows, ("lesson", "submissions", "without trouble", "points on average"))]
+        if self.interrupted:
+            lines.append("Interrupted. The same command goes on where this one stopped.")
+        else:
+            reused = f", {self.reused} of them from an earlier run" if self.reused else ""
+            lines.append(
+                f"{plural(len(self.grades), 'grade')} in {self.out}{reused}: grades.csv, grades.json, class.html."
+            )
+        return "\n".join(lines)
+
+
+def grade(options: GradeOptions, on_grade: Callable[[Grade], None] = lambda grade: None) -> ClassResult:
+    """Grade every submission in a folder and write the results.
+
+    Each result is kept as soon as it is there, under a name that holds everything it depends on, so that an interrupted
+    run goes on where it was, and nothing is graded twice.
+
+    Args:
+        options: what to grade.
+        on_grade: is called with each grade, in the order in which they come.
+
+    Raises:
+        UsageError: if there is nothing to grade.
+        EnvironmentProblem: if this system can't fork processes, or ``out`` can't be written to.
+    """
+    if not hasattr(os, "fork"):
+        raise EnvironmentProblem("Grading forks processes, which Windows can't.", fix="Use Linux, macOS or WSL.")
+    results = options.out / "results"
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{options.out} can't be written to: {error.strerror}.", fix="Choose another folder."
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as scratch:
+        (Path(scratch) / "unpacked").mkdir()
+        submissions = find_submissions(options.folder, Path(scratch) / "unpacked")
+        todo: queue.SimpleQueue[tuple[Submission, Path]] = queue.SimpleQueue()
+        grades: list[Grade] = []
+        for submission in submissions:
+            kept = results / f"{_key(submission, options)}.json"
+            known = _kept(kept)
+            if known is None:
+                todo.put((submission, kept))
+            else:
+                grades.append(replace(known, student=submission.student, file=submission.path.name))
+        reused = len(grades)
+        interrupted = _grade_all(todo, options, Path(scratch), grades, on_grade)
+    grades.sort(key=lambda item: (item.student.casefold(), item.lesson, item.file))
+    result = ClassResult(tuple(grades), options.out, interrupted, reused)
+    if not interrupted:
+        from course_utils.tools.grading.report import write_report
+
+        write_report(result, pseudonyms=options.pseudonyms)
+    return result
+
+
+def _grade_all(
+    todo: queue.SimpleQueue[tuple[Submission, Path]],
+    options: GradeOptions,
+    scratch: Path,
+    grades: list[Grade],
+    on_grade: Callable[[Grade], None],
+) -> bool:
+    """Let several processes work through the submissions; return whether that was interrupted."""
+    count = min(options.jobs or _default_jobs(), todo.qsize())
+    lock, stop = threading.Lock(), threading.Event()
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with Grader(scratch / f"job{number}") as grader:
+                while not stop.is_set():
+                    try:
+                        submission, kept = todo.get_nowait()
+                    except queue.Empty:
+                        return
+                    found = grader.grade(submission, options)
+                    if stop.is_set():  # its process was ended with us: that says nothing about the submission
+                        return
+                    write_text(kept, json.dumps(asdict(found), indent=1) + "\n")
+                    with lock:
+                        grades.append(found)
+                        on_grade(found)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        stop.set()
+        processes.end_below(os.getpid())
+        for thread in threads:
+            thread.join(5)
+        return True
+    if errors:
+        raise errors[0]
+    return False
+
+
+class Grader:
+    """A process that grades, started anew when a submission has ended it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.is_wrapped = False
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.end()
+
+    def grade(self, submission: Submission, options: GradeOptions) -> Grade:
+        """Grade one submission; whatever it does becomes a status."""
+        started = time.monotonic()
+        if submission.problem:
+            return _grade_of(submission, "unreadable", {}, notes=(submission.problem,))
+        try:
+            notebook = read_notebook(submission.path)
+            script = script_of(notebook, submission.lesson)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _grade_of(submission, "unreadable", {}, notes=(f"It can't be read: {error}",))
+        result = self._outcomes(script, options)
+        missing_names = [o for o in result["outcomes"].values() if o["message"].startswith("NameError")]
+        if missing_names:
+            whole = self._outcomes(script_of(notebook, submission.lesson, whole=True), options)
+            if _n_passed(whole["outcomes"]) > _n_passed(result["outcomes"]):
+                result = whole
+        notes = (*submission.notes, *script.notes, *result["notes"])
+        seconds = time.monotonic() - started
+        return _grade_of(submission, result["status"], result["outcomes"], notes, result["confined"], seconds)
+
+    def _outcomes(self, script: Script, options: GradeOptions) -> dict[str, Any]:
+        """Run a script until it comes to its end, leaving out cells that end the process or take too long."""
+        outcomes: dict[str, dict[str, str]] = {}
+        notes: list[str] = []
+        status, confined = "graded", ""
+        for _ in range(MAX_ATTEMPTS):
+            result = self._ask(script, options)
+            confined = result["confined"] or confined
+            for outcome in result["outcomes"]:
+                known = outcomes.get(outcome["id"])
+                if known is None or known["state"] != PASSED:
+                    outcomes[outcome["id"]] = outcome
+            if result["status"] == "graded":
+                break
+            status = result["status"]
+            culprit = next((piece for piece in script.pieces if piece.name == result["cell"]), None)
+            if culprit is None:
+                notes.append(f"The notebook could not be graded to its end ({_ending_text(result)}).")
+                break
+            notes.append(f"Cell {culprit.name!r} was left out: {_ending_text(result)}.")
+            for exercise_id, _expression in culprit.answers:
+                outcomes[exercise_id] = {
+                    "id": exercise_id,
+                    "state": WRONG,
+                    "message": f"This cell: {_ending_text(result)}.",
+                }
+            script = replace(script, pieces=tuple(_without(script.pieces, culprit)))
+        return {"outcomes": outcomes, "notes": notes, "status": status, "confined": confined}
+
+    def _ask(self, script: Script, options: GradeOptions) -> dict[str, Any]:
+        """Send a script to the process and return its result; a process that is gone is a result too."""
+        ids = [exercise.id for exercise in exercises_of(find_lesson(script.lesson))]
+        job = {
+            **script.to_json(),
+            "lesson": script.lesson,
+            "seeds": {name: derive(options.seed, "grade", name) for name in ids},
+            "carried": sorted(carried() & set(ids)),
+            "allowance": asdict(options.allowance),
+        }
+        lost = {"status": "died", "outcomes": [], "cell": "", "confined": "", "exit": None}
+        process = self._running()
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = self._lines.get(timeout=options.allowance.seconds + GRACE_S)
+            result = json.loads(line)
+        except (OSError, ValueError, queue.Empty):
+            self.end()
+            return lost
+        if self.is_wrapped and result["confined"]:
+            result["confined"] = f"{confine.BUBBLEWRAP}, {result['confined']}"
+        return result
+
+    def _running(self) -> subprocess.Popen[str]:
+        for _ in range(START_RETRIES):
+            if self.process is not None and self.process.poll() is None:
+                return self.process
+            self._start()
+        if self.process is None or self.process.poll() is not None:
+            raise EnvironmentProblem("The process that grades does not start.", fix="Run `python3 course.py setup`.")
+        return self.process
+
+    def _start(self) -> None:
+        self.end()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "course_utils.tools.grading.zygote", str(self.folder)]
+        wrapped = confine.sandboxed(command, self.folder)
+        self.is_wrapped = wrapped != command
+        env = {**os.environ, **processes.PATIENT_THREADS} | {
+            "PYTHONPATH": course_first(os.environ.get("PYTHONPATH")), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+            "COURSE_PROGRESS": "off", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            wrapped, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
+            cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        self._lines = queue.SimpleQueue()
+        threading.Thread(target=_read_lines, args=(self.process, self._lines), daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            self._lines.get(timeout=START_S)
+
+    def end(self) -> None:
+        """Kill the process and everything below it."""
+        if self.process is None:
+            return
+        processes.end_below(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+        self.process = None
+
+
+def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
+    with contextlib.suppress(ValueError, OSError):
+        for line in process.stdout:
+            lines.put(line)
+    lines.put("")  # no JSON: the process is gone
+
+
+def _without(pieces: Sequence[Piece], culprit: Piece) -> list[Piece]:
+    return [piece for piece in pieces if piece is not culprit]
+
+
+def _ending_text(result: dict[str, Any]) -> str:
+    status = result["status"]
+    if status == "timeout":
+        return "it took too long"
+    if status == "died":
+        code = result.get("exit")
+        return "it ended the process" + (f" (exit code {code})" if code is not None else "")
+    return f"it took {status}"
+
+
+def _n_passed(outcomes: dict[str, dict[str, str]]) -> int:
+    return sum(outcome["state"] == PASSED for outcome in outcomes.values())
+
+
+def _grade_of(
+    submission: Submission,
+    status: str,
+    outcomes: dict[str, dict[str, str]],
+    notes: tuple[str, ...] = (),
+    confined: str = "",
+    seconds: float = 0.0,
+) -> Grade:
+    rows = []
+    known = exercises_of(find_lesson(submission.lesson)) if submission.lesson else ()
+    for exercise in known:
+        found = outcomes.get(exercise.id)
+        state, message = (found["state"], found["message"]) if found else (MISSING, "The notebook has no answer to it.")
+        row = {"id": exercise.id, "title": exercise.title, "state": state, "message": message}
+        rows.append(row | {"judged": found.get("judged", "") if found else ""})
+    return Grade(
+        student=submission.student, lesson=submission.lesson, file=submission.path.name, status=status,
+        points=sum(row["state"] == PASSED for row in rows), max_points=len(rows), exercises=tuple(rows),
+        seconds=round(seconds, 2), student_id=submission.student_id, notes=tuple(notes), confined=confined,
+    )  # fmt: skip
+
+
+def _key(submission: Submission, options: GradeOptions) -> str:
+    """Return a name that holds all that a grade depends on."""
+    parts = [submission.student, submission.student_id, submission.lesson, submission.problem, str(submission.notes)]
+    digest = hashlib.sha256("\0".join([*parts, str(options.seed), repr(options.allowance), _course_digest()]).encode())
+    with contextlib.suppress(OSError):
+        digest.update(submission.path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _course_digest() -> str:
+    """Return a digest of the code that grades and of the notebooks that were handed out."""
+    digest = hashlib.sha256()
+    package = ROOT / "course_utils"
+    for path in [*sorted(package.rglob("*.py")), *sorted((ROOT / "notebooks").glob("*.ipynb"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _kept(path: Path) -> Grade | None:
+    try:
+        return Grade.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _default_jobs() -> int:
+    return max(1, min(processes.core_count(), processes.available_memory_bytes() // (3 * 2**30)))
+
+
+__all__ = ["MISSING", "UNTRIED", "ClassResult", "Grade", "GradeOptions", "grade"]

@@ -1,0 +1,267 @@
+"""Grading: right answers keep their marks whatever surrounds them, and nothing hostile earns any or harms another."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from course_utils.paths import ROOT
+from course_utils.tools.grading import confine
+from course_utils.tools.grading import grade as grading
+from course_utils.tools.grading.confine import Allowance
+from course_utils.tools.grading.grade import Grade, GradeOptions, Grader, grade
+from course_utils.tools.grading.submissions import find_submissions
+from course_utils.tools.merge import text_of
+from tests.tools.grading.class_of import FIRST, HERE, LESSON, SECOND, notebook, put, right
+from tests.tools.grading.hostile import CHEATS, VIOLENT, WRONG
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks processes")
+QUICK = Allowance(seconds=40, cell_seconds=6, cpu_seconds=30, memory_bytes=2**30)
+BOTH = {FIRST: right(FIRST), SECOND: right(SECOND)}
+
+
+@pytest.fixture(scope="module")
+def grader(tmp_path_factory) -> Grader:
+    with Grader(tmp_path_factory.mktemp("job")) as grader:
+        yield grader
+
+
+def graded(grader: Grader, folder: Path, submission: dict[str, Any] | str, seed: int = 0) -> Grade:
+    put(folder / "in", "eve", submission)
+    (folder / "scratch").mkdir(exist_ok=True)
+    (found,) = find_submissions(folder / "in", folder / "scratch")
+    return grader.grade(found, GradeOptions(folder=folder, out=folder, seed=seed, allowance=QUICK))
+
+
+def states(found: Grade) -> dict[str, str]:
+    return {item["id"]: item["state"] for item in found.exercises if item["state"] not in ("untried", "missing")}
+
+
+def passed(found: Grade) -> set[str]:
+    return {name for name, state in states(found).items() if state == "passed"}
+
+
+# Right answers keep their marks
+
+
+def test_right_answers_count_blanks_do_not(grader, tmp_path):
+    found = graded(grader, tmp_path, notebook({**BOTH, HERE: right(HERE)}))
+    assert passed(found) >= {FIRST, SECOND, HERE}
+    assert found.status == "graded"
+    assert found.points == 3
+    assert found.max_points == len(found.exercises)
+
+
+SURROUNDINGS = {
+    "warns": ("import warnings; warnings.warn('careful')", ""),
+    "prints megabytes": ("print('x' * 20_000_000)", ""),
+    "writes to stderr": ("import sys; sys.stderr.write('oh no')", ""),
+    "draws from the global generator": ("import torch; torch.rand(1000)", ""),
+    "has magics": ("%matplotlib inline\n!ls\nx = !ls", "%timeit 1 + 1"),
+    "has broken cells": ("1 / 0", "this is not python"),
+    "changes the default dtype": ("import torch; torch.set_default_dtype(torch.float64)", ""),
+    "has Windows line ends": ("x = 1\r\ny = 2\r\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_a_right_answer_keeps_its_marks_in_a_notebook_that(grader, tmp_path, name):
+    before, after = SURROUNDINGS[name]
+    assert passed(graded(grader, tmp_path, notebook(BOTH, before, after))) == {FIRST, SECOND}
+
+
+def test_a_renamed_function_without_its_check_is_found(grader, tmp_path):
+    code = right(FIRST).replace("energy", "my_energy").split("check(")[0]
+    assert passed(graded(grader, tmp_path, notebook({FIRST: code}))) == {FIRST}
+
+
+def test_a_helper_defined_in_a_later_cell_is_found_in_the_second_round(grader, tmp_path):
+    code = "helper\n" + right(FIRST)
+    assert passed(graded(grader, tmp_path, notebook({FIRST: code}, after="helper = 1"))) == {FIRST}
+
+
+def test_an_answer_that_uses_the_lessons_own_cells_is_graded_with_them(grader, tmp_path):
+    given = [text_of(c) for c in notebook()["cells"] if c["cell_type"] == "code" and not c["metadata"].get("tags")]
+    name = next(found[1] for found in (re.match(r"(\w+) = ", text) for text in given) if found)
+    submission = notebook({FIRST: f"{name}\n" + right(FIRST)})
+    assert passed(graded(grader, tmp_path, submission)) == {FIRST}
+
+
+def test_of_a_duplicated_cell_the_best_copy_counts(grader, tmp_path):
+    submission = notebook({FIRST: right(FIRST)})
+    answer = next(c for c in submission["cells"] if c["metadata"].get("exercise") == FIRST)
+    blank = next(c for c in notebook()["cells"] if c["metadata"].get("exercise") == FIRST)
+    submission["cells"].insert(submission["cells"].index(answer) + 1, blank)
+    found = graded(grader, tmp_path, submission)
+    assert passed(found) == {FIRST}
+    assert any("2 times" in note for note in found.notes)
+
+
+def test_a_name_that_is_used_again_later_does_not_change_an_earlier_answer(grader, tmp_path):
+    code = right(FIRST)
+    assert passed(graded(grader, tmp_path, notebook({FIRST: code}, after="energy = None"))) == {FIRST}
+
+
+def test_the_same_seed_gives_the_same_grade_and_cells_need_no_ids(grader, tmp_path):
+    submission = notebook(BOTH)
+    first = graded(grader, tmp_path, submission, seed=5)
+    for cell in submission["cells"]:
+        del cell["id"]
+    again = graded(grader, tmp_path, submission, seed=5)
+    assert [item["message"] for item in first.exercises] == [item["message"] for item in again.exercises]
+
+
+# Wrong answers get none
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_marks_for(grader, tmp_path, name):
+    found = graded(grader, tmp_path, notebook({FIRST: WRONG[name], SECOND: right(SECOND)}))
+    assert passed(found) == {SECOND}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_earns_nothing_that(grader, tmp_path, name):
+    junk = {
+        FIRST: "def energy(images):\n    return 0\ncheck('tensors.energy', energy)",
+        HERE: "def snapshot(*a, **k):\n    return 0\ncheck('tensors.snapshot', snapshot)",
+    }
+    found = graded(grader, tmp_path, notebook(junk, before=CHEATS[name]))
+    assert passed(found) == set()
+
+
+def test_solutions_can_neither_be_read_nor_asked_for(grader, tmp_path):
+    before = f"""
+text = ''
+for place in ('notebooks/source/01_tensors.py', 'notebooks/solutions/01_tensors.ipynb', 'tests/__init__.py'):
+    try:
+        text += open({str(ROOT)!r} + '/' + place).read()
+    except OSError:
+        pass
+from course_utils.exercises.reference import reference_code
+text += reference_code('tensors.energy') or ''
+found = len(text)
+"""
+    cheat = "def energy(images):\n    raise ValueError(f'found {found}')\n"
+    found = graded(grader, tmp_path, notebook({FIRST: cheat + "check('tensors.energy', energy)"}, before=before))
+    if confine.NAMESPACES not in found.confined:
+        pytest.skip("this system allows no name spaces, so files can be read")
+    (item,) = [item for item in found.exercises if item["id"] == FIRST]
+    assert "found 0" in item["message"]
+
+
+# Whatever a notebook does, it does to itself
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VIOLENT)
+def test_a_notebook_is_bounded_and_harms_no_other_when_it(grader, tmp_path, name):
+    before = {process.pid for process in psutil.process_iter()}
+    found = graded(grader, tmp_path, notebook({FIRST: VIOLENT[name], SECOND: right(SECOND)}))
+    assert FIRST not in passed(found)
+    assert found.seconds < 60
+    if name not in ("floods the pipe", "closes everything"):  # there, nobody hears of the other answers any more
+        assert SECOND in passed(found), (found.status, found.notes)
+    after = graded(grader, tmp_path, notebook(BOTH))
+    assert passed(after) == {FIRST, SECOND}, "the next student is graded as ever"
+    left = [p for p in psutil.process_iter() if p.pid not in before and "zygote" in " ".join(_line(p))]
+    assert len(left) <= 1
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_no_network_no_files_no_other_processes(grader, tmp_path):
+    victim = tmp_path / "victim.txt"
+    victim.write_text("precious")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = f"""
+import os, socket
+done = []
+for name, action in dict(
+    network=lambda: socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2),
+    delete=lambda: os.remove({str(victim)!r}),
+    write=lambda: open({str(tmp_path / "new.txt")!r}, 'w'),
+    kill=lambda: os.kill({os.getpid()}, 0),
+).items():
+    try:
+        action()
+        done.append(name)
+    except OSError:
+        pass
+"""
+        cheat = (
+            "def energy(images):\n    raise ValueError(','.join(done) or 'nothing')\ncheck('tensors.energy', energy)"
+        )
+        found = graded(grader, tmp_path, notebook({FIRST: cheat}, before=before))
+    if confine.NAMESPACES not in found.confined:
+        pytest.skip("this system allows no name spaces: only limits hold, and the report says so")
+    (item,) = [item for item in found.exercises if item["id"] == FIRST]
+    assert "nothing" in item["message"]
+    assert victim.read_text() == "precious"
+
+
+# The run as a whole
+
+
+def test_a_class_is_graded_reported_and_resumed(tmp_path, monkeypatch):
+    put(tmp_path / "in", "ada", notebook(BOTH))
+    put(tmp_path / "in", "bob", notebook())
+    put(tmp_path / "in", "=cmd", notebook({FIRST: WRONG["no output at all"]}))
+    put(tmp_path / "in", "dan", "{")
+    options = GradeOptions(folder=tmp_path / "in", out=tmp_path / "out", jobs=2, allowance=QUICK)
+    seen: list[str] = []
+    result = grade(options, lambda item: seen.append(item.student))
+    assert sorted(seen) == ["=cmd", "ada", "bob", "dan"]
+    facts = json.loads((tmp_path / "out/grades.json").read_text())
+    assert {"student", "lesson", "file", "status", "points", "max_points", "exercises", "seconds"} <= set(facts[0])
+    assert {item["student"]: item["points"] for item in facts} == {"=cmd": 0, "ada": 2, "bob": 0, "dan": 0}
+    assert {item["student"]: item["status"] for item in facts}["dan"] == "unreadable"
+    with open(tmp_path / "out/grades.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["Student"]: row[LESSON] for row in rows}["ada"] == "2"
+    assert "'=cmd" in [row["Student"] for row in rows]
+    assert "✓" in (tmp_path / "out/feedback/ada.html").read_text()
+    assert "ada" in (tmp_path / "out/class.html").read_text()
+    seen.clear()
+    again = grade(options, lambda item: seen.append(item.student))
+    assert seen == []
+    assert again.reused == 4
+    assert [item.points for item in again.grades] == [item.points for item in result.grades]
+
+
+def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
+    for name in ("ada", "bob", "cyd"):
+        put(tmp_path / "in", name, notebook(BOTH))
+    options = GradeOptions(folder=tmp_path / "in", out=tmp_path / "out", jobs=1, allowance=QUICK)
+
+    def stop(item: Grade) -> None:
+        import _thread
+
+        _thread.interrupt_main()
+
+    first = grade(options, stop)
+    assert first.interrupted
+    assert 1 <= len(first.grades) < 3
+    assert not (tmp_path / "out/grades.csv").exists()
+    second = grade(options)
+    assert second.reused >= 1
+    assert [item.points for item in second.grades] == [2, 2, 2]
+
+
+def test_a_system_that_cannot_fork_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(grading.EnvironmentProblem, match="Windows"):
+        grade(GradeOptions(folder=tmp_path, out=tmp_path))
