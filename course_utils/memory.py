@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch's documented way to see every operator
 from torch.utils._pytree import tree_leaves
 
@@ -94,6 +95,57 @@ def counting_new_bytes() -> Iterator[NewBytes]:
     """
     count = NewBytes()
     with _Counter(count):
+        yield count
+
+
+@dataclass
+class SavedBytes:
+    """What autograd keeps for the backward pass, in bytes of storage; each storage counts once.
+
+    ``parameters`` and ``inputs`` exist anyway; ``activations`` are kept for backward alone.
+    """
+
+    parameters: int = 0
+    inputs: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.inputs + self.activations
+
+
+@contextmanager
+def recording_saved(parameters: Iterable[Tensor] = (), inputs: Iterable[Tensor] = ()) -> Iterator[SavedBytes]:
+    """Count the bytes of what the forward passes in the block save for backward.
+
+    Keep the outputs until the block ends: memory that was given back may be used again, and would count once.
+    The tensors are counted, not held. In the block, autograd does not notice in-place changes of what it saved.
+
+    Args:
+        parameters: tensors whose storages count as parameters.
+        inputs: tensors whose storages count as inputs.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(1000, requires_grad=True)
+        >>> with recording_saved(inputs=[x]) as saved:
+        ...     y = x.exp() * x  # exp saves its result, the product both factors
+        >>> saved
+        SavedBytes(parameters=0, inputs=4000, activations=4000)
+    """
+    count = SavedBytes()
+    owners = dict.fromkeys(_storages(inputs), "inputs") | dict.fromkeys(_storages(parameters), "parameters")
+    seen: set[tuple[str, int]] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        for storage, size in _storages([tensor]).items():
+            if storage not in seen:
+                seen.add(storage)
+                owner = owners.get(storage, "activations")
+                setattr(count, owner, getattr(count, owner) + size)
+        return tensor.detach()  # the tensor itself would hold the node that holds it
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
         yield count
 
 

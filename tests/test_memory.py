@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_utils.memory import counting_new_bytes, layout, positions, shares_storage, storage_bytes
+from course_utils.memory import counting_new_bytes, layout, positions, recording_saved, shares_storage, storage_bytes
 
 
 def views() -> list[torch.Tensor]:
@@ -112,3 +113,57 @@ def test_all_orders_of_axes_cost_nothing():
         results = [x.permute(order) for order in itertools.permutations(range(3))]
     assert new.total == 0
     assert all(shares_storage(x, result) for result in results)
+
+
+# What autograd saves
+
+
+def test_saved_bytes_are_told_apart_by_owner_and_each_storage_counts_once():
+    layer = torch.nn.Linear(100, 50)
+    x = torch.zeros(8, 100, requires_grad=True)
+    with recording_saved(layer.parameters(), [x]) as saved:
+        hidden = layer(x).relu()
+        output = (hidden * hidden).sum()
+    assert saved.parameters == 4 * 100 * 50  # the weight, for the gradient of the input; nobody needs the bias
+    assert saved.inputs == 4 * 8 * 100
+    assert saved.activations == 4 * 8 * 50  # relu and the product share one
+    assert saved.total == saved.parameters + saved.inputs + saved.activations
+    output.backward()
+
+
+def test_a_view_counts_as_its_whole_storage():
+    base = torch.zeros(1000, requires_grad=True)
+    with recording_saved() as saved:
+        y = (base.exp()[:10] * 1.0).exp()
+    assert saved.activations == 4 * 1000 + 4 * 10
+    assert y.shape == (10,)
+
+
+def test_without_gradients_nothing_is_saved():
+    with recording_saved() as saved, torch.no_grad():
+        torch.ones(10, requires_grad=True).exp()
+    assert saved.total == 0
+
+
+def test_recording_holds_no_graph_and_ends_with_its_block():
+    x = torch.ones(10, requires_grad=True)
+    with suppress(ZeroDivisionError), recording_saved() as saved:
+        y = x.exp()
+        gone = weakref.ref(y)
+        del y
+        assert gone() is None
+        raise ZeroDivisionError
+    before = saved.total
+    x.exp()
+    assert saved.total == before
+
+
+def test_gradients_are_the_same_under_recording_also_the_second_ones():
+    x = torch.tensor(2.0, requires_grad=True)
+    with recording_saved():
+        y = x.exp() * x**3
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    e = torch.tensor(2.0).exp()
+    assert torch.allclose(first, e * (8 + 12))
+    assert torch.allclose(second, e * (8 + 12) + e * (12 + 12))
