@@ -1,0 +1,112 @@
+"""Datasets of lesson 04: fixed order, errors that name the file, shares without gaps."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from course_utils.datasets import (
+    Costly,
+    Counting,
+    ImageFolder,
+    Numbers,
+    Sequences,
+    mask_of,
+    pad,
+    read_image,
+    shard,
+    write_image_folder,
+)
+from course_utils.errors import DataError, UsageError
+from course_utils.workers import acting_as_worker
+
+IMAGES = torch.arange(4 * 5 * 6, dtype=torch.uint8).view(4, 1, 5, 6)
+
+
+def test_folder_gives_back_what_was_written(tmp_path):
+    folder = ImageFolder(write_image_folder(tmp_path, IMAGES, [7, 2, 7, 2]))
+    assert folder.classes == ["2", "7"]
+    assert [label for _, label in folder] == [0, 0, 1, 1]
+    assert torch.equal(torch.stack([image for image, _ in folder]), IMAGES[[1, 3, 0, 2]])
+
+
+def test_other_and_hidden_files_and_empty_classes_are_left_out(tmp_path):
+    write_image_folder(tmp_path, IMAGES, [7, 2, 7, 2])
+    for name in ("2/Thumbs.db", "2/.a.png", "top.png"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "1").mkdir()
+    (tmp_path / ".cache").mkdir()
+    folder = ImageFolder(tmp_path)
+    assert len(folder) == 4
+    assert folder.classes == ["2", "7"]
+
+
+def test_transform_is_called_at_each_reading(tmp_path):
+    calls = []
+    folder = ImageFolder(write_image_folder(tmp_path, IMAGES, [0] * 4), transform=calls.append)
+    assert folder[0] == (None, 0)
+    folder[0]
+    assert len(calls) == 2
+
+
+def test_no_image_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no image in this folder"):
+        ImageFolder(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 40, -30])
+def test_corrupt_file_is_named(tmp_path, keep):
+    path = write_image_folder(tmp_path, IMAGES, [3] * 4) / "3" / "0002.png"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"3/0002\.png"):
+        read_image(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.png"):
+        read_image(tmp_path / "gone.png")
+
+
+def test_shares_are_disjoint_and_whole():
+    assert list(Numbers(7)) == list(range(7))
+    shares = []
+    for number in range(3):
+        with acting_as_worker(number, 3):
+            shares.append(list(Numbers(7)))
+            assert list(Numbers(7, sharded=False)) == list(range(7))
+    assert shares == [[0, 3, 6], [1, 4], [2, 5]]
+    assert list(shard(iter("abc"))) == ["a", "b", "c"]
+
+
+def test_pad_and_mask():
+    padded, lengths = pad([Sequences([2, 4], 3)[0], Sequences([2, 4], 3)[1]])
+    assert padded.shape == (2, 4, 3)
+    assert padded[:, :, 0].tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
+    assert mask_of(lengths).tolist() == [[True, True, False, False], [True] * 4]
+    assert mask_of(lengths, 5).shape == (2, 5)
+    with pytest.raises(UsageError, match="empty batch"):
+        pad([])
+
+
+def test_costly_items_and_counting():
+    x, label = Costly(20, 0.1)[13]
+    assert x.shape == (64,)
+    assert label == 3
+    assert Costly(2, 0.1, waiting=True)[1][1] == 1
+    counting = Counting(3)
+    assert [counting[0], counting[2]] == [0, 2]
+    assert counting.read == 2
+    assert len(counting) == 3
+
+
+def test_everything_can_be_pickled(tmp_path):
+    for dataset in (
+        Costly(2),
+        Counting(2),
+        Numbers(2),
+        Sequences([1]),
+        ImageFolder(write_image_folder(tmp_path, IMAGES, [0] * 4)),
+    ):
+        pickle.loads(pickle.dumps(dataset))
