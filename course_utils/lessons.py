@@ -35,16 +35,16 @@ LESSONS: tuple[Lesson, ...] = (
         "Why did a reshape scramble my images without any error?",
     ),
     Lesson(
-        "04",
-        "data",
-        "Dataset and DataLoader",
-        "Why does training get slower when I add workers, and why do two of them draw the same random numbers?",
-    ),
-    Lesson(
         "02",
         "autograd",
         "Autograd and grad_fn",
         "Why did half of my model never learn, without any error?",
+    ),
+    Lesson(
+        "04",
+        "data",
+        "Dataset and DataLoader",
+        "Why does training get slower when I add workers, and why do two of them draw the same random numbers?",
     ),
     Lesson(
         "05",

@@ -77,6 +77,16 @@ EXERCISES = [
         ),
     ),
     Exercise(
+        id="data.seed-rng",
+        title="Seed what the dataset holds",
+        check=check_seed_rng,
+        hints=(
+            "In the worker there is a copy of the dataset. How do you get at it there?",
+            "get_worker_info() has dataset, and a seed that differs for each worker and each epoch.",
+            "info.dataset.rng = np.random.default_rng(info.seed)",
+        ),
+    ),
+    Exercise(
         id="data.share",
         title="My share of the stream",
         check=check_share,
@@ -93,14 +103,15 @@ EXERCISES = [
         ),
     ),
     Exercise(
-        id="data.seed-rng",
-        title="Seed what the dataset holds",
-        check=check_seed_rng,
+        id="data.step-time",
+        title="How long is a step?",
+        check=check_step_time,
         hints=(
-            "In the worker there is a copy of the dataset. How do you get at it there?",
-            "get_worker_info() has dataset, and a seed that differs for each worker and each epoch.",
-            "info.dataset.rng = np.random.default_rng(info.seed)",
+            "With workers, two things happen at the same time. Which one does the other wait for?",
+            "A batch arrives every load / workers ms, and is consumed every compute ms.",
+            "load + compute if workers == 0 else max(load / workers, compute)",
         ),
+        errors=(("division by zero", "0 workers is a case of its own: the main process loads."),),
     ),
     Exercise(
         id="data.leaks",
@@ -111,17 +122,6 @@ EXERCISES = [
             "image.numpy().tobytes() can be looked up in a set.",
             "known = {x.numpy().tobytes() for x in train}, then keep the i whose bytes are in known",
         ),
-    ),
-    Exercise(
-        id="data.step-time",
-        title="How long is a step?",
-        check=check_step_time,
-        hints=(
-            "With workers, two things happen at the same time. Which one does the other wait for?",
-            "A batch arrives every load / workers ms, and is consumed every compute ms.",
-            "load + compute if workers == 0 else max(load / workers, compute)",
-        ),
-        errors=(("division by zero", "0 workers is a case of its own: the main process loads."),),
     ),
     Exercise(
         id="data.clinic-numbers",
