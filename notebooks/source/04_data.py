@@ -594,7 +594,7 @@ for name, times in measured.items():
     shares = "  ".join(f"{part} {times.share(part):.0%}" for part in ("data", "forward", "backward", "update"))
     print(f"{name}: {shares}")
 
-# %% id="bottleneck-verdict"
+# %% id="bottleneck-verdict" tags=["nbval-ignore-output"]
 print("costly items: the bottleneck is", measured["costly items"].bottleneck)
 print("wide network: the data is the bottleneck:", measured["wide network"].bottleneck == "data")
 
