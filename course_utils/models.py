@@ -73,6 +73,66 @@ class DigitCNN(nn.Module):
         return self.fc2(x)  # -> (N, 10)
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions whose result is added to their input: the block learns what to *change*.
+
+    Args:
+        channels: C, of input and output.
+        zero_init: begin with the last scale at 0, so that the new block returns its input unchanged.
+    """
+
+    def __init__(self, channels: int, zero_init: bool = True) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        if zero_init:
+            nn.init.zeros_(self.norm2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the input's shape, (N, C, H, W)."""
+        return x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then a small network at every position, each added to its input; normalised before, not after.
+
+    Args:
+        width: E, numbers per position; a multiple of ``n_heads``.
+        n_heads: K, attentions side by side.
+        hidden: width of the network in the middle.
+        dropout: share of the values that training sets to 0.
+
+    Source: Xiong et al., On Layer Normalization in the Transformer Architecture, 2020 (the order "pre-norm").
+    """
+
+    def __init__(self, width: int, n_heads: int = 4, hidden: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        if width % n_heads:
+            raise UsageError(
+                "The heads share the width evenly.", got=f"width={width}, n_heads={n_heads}", expected="a multiple"
+            )
+        self.n_heads = n_heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Linear(width, width)
+        hidden = hidden or 4 * width
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_causal: bool = False) -> Tensor:
+        """Return a tensor of the input's shape, (N, T, E); with ``is_causal``, no position sees a later one."""
+        x = x + self.drop(self._attention(self.norm1(x), is_causal))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+    def _attention(self, x: Tensor, is_causal: bool) -> Tensor:
+        n, t, e = x.shape
+        q, k, v = self.to_qkv(x).view(n, t, 3, self.n_heads, e // self.n_heads).permute(2, 0, 3, 1, 4)  # (N, K, T, E/K)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return self.to_out(seen.transpose(1, 2).reshape(n, t, e))
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": MLP, "digit-cnn": DigitCNN}
 
 

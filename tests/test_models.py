@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_utils.errors import UsageError
-from course_utils.models import MLP, MODELS, DigitCNN, count_parameters, from_name
+from course_utils.models import (
+    MLP,
+    MODELS,
+    DigitCNN,
+    ResidualBlock,
+    TransformerBlock,
+    count_parameters,
+    from_name,
+)
 from course_utils.seeding import seeded
 
 
@@ -98,3 +106,41 @@ def test_an_unknown_name_is_answered_with_the_known_ones(name):
     assert caught.value.what == f"There is no network called {name!r}."
     assert caught.value.expected == "one of 'mlp', 'digit-cnn'"
     assert caught.value.fix == ("Did you mean 'digit-cnn'?" if name else "Known are: digit-cnn, mlp.")
+
+
+def test_a_new_residual_block_returns_its_input_and_can_learn():
+    x = torch.rand(3, 4, 8, 8)
+    block = ResidualBlock(4)
+    assert torch.equal(block(x), x)
+    block(x).square().sum().backward()
+    assert block.norm2.weight.grad.abs().sum() > 0
+    assert not torch.allclose(ResidualBlock(4, zero_init=False)(x), x)
+
+
+def test_a_transformer_block_is_pytorchs_with_the_same_weights():
+    block = TransformerBlock(16, n_heads=4, hidden=32).eval()
+    theirs = nn.TransformerEncoderLayer(
+        16, 4, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    ).eval()
+    with torch.no_grad():
+        theirs.self_attn.in_proj_weight.copy_(block.to_qkv.weight)
+        theirs.self_attn.in_proj_bias.copy_(block.to_qkv.bias)
+        theirs.self_attn.out_proj.load_state_dict(block.to_out.state_dict())
+        for ours, other in ((block.mlp[0], theirs.linear1), (block.mlp[2], theirs.linear2)):
+            other.load_state_dict(ours.state_dict())
+        x = torch.randn(2, 5, 16)
+        assert torch.allclose(block(x), theirs(x), atol=1e-5)
+
+
+def test_a_causal_block_sees_nothing_later():
+    block = TransformerBlock(8, n_heads=2).eval()
+    x = torch.randn(1, 6, 8)
+    changed = x.clone()
+    changed[:, 4:] = torch.randn(1, 2, 8)
+    assert torch.allclose(block(x, is_causal=True)[:, :4], block(changed, is_causal=True)[:, :4], atol=1e-6)
+    assert not torch.allclose(block(x)[:, :4], block(changed)[:, :4])
+
+
+def test_heads_that_do_not_share_the_width_are_refused():
+    with pytest.raises(UsageError, match="share the width evenly"):
+        TransformerBlock(10, n_heads=4)
