@@ -41,6 +41,12 @@ LESSONS: tuple[Lesson, ...] = (
         "Why did half of my model never learn, without any error?",
     ),
     Lesson(
+        "03",
+        "modules",
+        "nn.Module and hooks",
+        "Why did my frozen network change, although no weight moved?",
+    ),
+    Lesson(
         "04",
         "data",
         "Dataset and DataLoader",

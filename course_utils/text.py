@@ -12,7 +12,7 @@ def shorten(text: str, width: int = 120) -> str:
     if len(text) <= width:
         return text
     head = (width - 1) * 2 // 3
-    return f"{text[:head]}…{text[head + 1 - width:]}"
+    return f"{text[:head]}…{text[head + 1 - width :]}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from course_utils.pipeline import Span, timeline, total_ms
 from course_utils.text import table
 from course_utils.widgets.panel import Slider, View, explore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 N_BATCHES = 8
 COLOURS = {"load": "#E69F00", "compute": "#0072B2"}  # Okabe and Ito: told apart without colour vision too
@@ -50,6 +53,8 @@ def explore_timeline() -> None:
 
 def _draw(spans: list[Span], workers: int) -> Figure:
     lanes = ["main", *(f"worker {i}" for i in range(workers))]
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(lanes)), layout="constrained")
     axes = figure.add_subplot()
     for kind in COLOURS:

@@ -36,4 +36,3 @@ def explore_line() -> None:
         slope=Slider("slope", -3.0, 3.0, START_SLOPE, 0.1),
         intercept=Slider("intercept", -3.0, 3.0, START_INTERCEPT, 0.1),
     )
-
