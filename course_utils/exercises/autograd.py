@@ -44,7 +44,7 @@ EXERCISES = [
             ),
             (
                 "'NoneType' object has no attribute 'next_functions'",
-                "Some entries of next_functions are None: skip them.",
+                "Some entries of next_functions are None, and so is the grad_fn of a leaf: skip them.",
             ),
         ),
     ),
@@ -79,6 +79,7 @@ EXERCISES = [
             "for place in reversed(range(len(tape))): for i, slope in zip(step.inputs, partials(step.operation, "
             "*inputs)): grads[i] += grads[place] * slope",
         ),
+        errors=(("'leaf'", "A leaf has no inputs, and so no partial derivatives: pass it by."),),
     ),
     Exercise(
         id="autograd.unbroadcast",
@@ -89,7 +90,12 @@ EXERCISES = [
             "Sum over the axes that were added in front, then over those that had length 1, and keep these.",
             "PyTorch has it: grad.sum_to_size(shape)",
         ),
-        errors=(("size {[", "The shapes don't fit: sum first, then check the shape."),),
+        errors=(
+            ('missing 1 required positional arguments: "size"', "Hand over the shape as it is: one argument."),
+            ("is invalid for input of size", "There are too many numbers for this shape: sum over the copies first."),
+            ("expand(", "expand goes from small to large. The way back sums over the copies."),
+            ("size {[", "The shapes don't fit: sum first, then check the shape."),
+        ),
     ),
     Exercise(
         id="autograd.accumulate",
@@ -99,6 +105,9 @@ EXERCISES = [
             "backward() adds to .grad. What must each batch's loss be multiplied by, so that the sum is right?",
             "loss_fn gives the mean over a batch. Weight it by the batch's share of all examples.",
             "(loss_fn(model(x), y) * len(y) / n_all).backward(), after model.zero_grad()",
+        ),
+        errors=(
+            ("NoneType", "A .grad is None as long as no backward has come by. model.zero_grad() copes with that."),
         ),
     ),
     Exercise(
@@ -127,7 +136,7 @@ EXERCISES = [
             "The norm of all is the root of the sum of all squares. One factor for everything, never above 1.",
             "for g in grads: g.mul_(min(1.0, max_norm / norm)), then return norm",
         ),
-        errors=(("'NoneType' object has no attribute", "A parameter may have no gradient: skip it."),),
+        errors=(("NoneType", "The gradient of a parameter may be None: skip it."),),
     ),
     Exercise(
         id="autograd.function",
@@ -143,6 +152,11 @@ EXERCISES = [
             ("Legacy autograd function", "forward and backward must be static: @staticmethod."),
             ("has no attribute 'apply'", "Derive the class from torch.autograd.Function."),
             ("returned an incorrect number of gradients", "backward returns one gradient for each input of forward."),
+            ("tuple", "ctx.saved_tensors is a tuple, also if it holds one tensor: (x,) = ctx.saved_tensors."),
+            (
+                "is not defined",
+                "forward and backward share nothing but ctx: ctx.save_for_backward(x) there, ctx.saved_tensors here.",
+            ),
         ),
     ),
     Exercise(
@@ -169,6 +183,10 @@ EXERCISES = [
             "At which line does the tensor lose its grad_fn?",
             "features = torch.tanh(model.body(images)), and nothing else before the head.",
         ),
+        errors=(
+            ("Can't call numpy()", "A NumPy array has no history, so PyTorch refuses. Stay with tensors."),
+            ("must have the same dtype", "A list forgets the dtype too. Stay with tensors."),
+        ),
     ),
     Exercise(
         id="autograd.clinic-softmax",
@@ -182,6 +200,10 @@ EXERCISES = [
         ),
         errors=(
             ("modified by an inplace operation", "Dividing in place changes what exp saved. Make a new tensor: a / b."),
+            (
+                "element 0 of tensors does not require grad",
+                "The result has no graph. Compute it outside of no_grad, without detach.",
+            ),
         ),
     ),
     Exercise(
@@ -199,6 +221,10 @@ EXERCISES = [
                 "backward through the graph a second time",
                 "The first backward freed what the body had saved, and the second needs it. Add the losses first.",
             ),
+            (
+                "element 0 of tensors does not require grad",
+                "A detached result leads nowhere. Both losses need the body's graph.",
+            ),
         ),
     ),
     Exercise(
@@ -210,6 +236,12 @@ EXERCISES = [
             "What is the slope of the square root at 0?",
             "where() picks a result; backward visits both branches. The input of sqrt must not be 0.",
             "safe = torch.where(is_apart, squared, 1.0); torch.where(is_apart, safe.sqrt(), 0.0)",
+        ),
+        errors=(
+            (
+                "element 0 of tensors does not require grad",
+                "The distances have no graph: they are to be differentiated, so don't detach.",
+            ),
         ),
     ),
     Exercise(
@@ -226,6 +258,11 @@ EXERCISES = [
             (
                 "modified by an inplace operation",
                 "sigmoid saved its result for backward, and a later line has overwritten it. Make a new tensor there.",
+            ),
+            ("a leaf Variable that requires grad", "x belongs to the caller, and is a leaf here. Make a new tensor."),
+            (
+                "element 0 of tensors does not require grad",
+                "The result has no graph. Compute it outside of no_grad, without detach.",
             ),
         ),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from course_utils.exercises.autograd_gradients import small_model
 from course_utils.exercises.compare import is_close, is_true
@@ -74,7 +74,7 @@ def check_clinic_softmax(probabilities: Callable, inputs: Inputs) -> Iterator[Ch
         mistakes=[
             (
                 upstream * wanted.detach(),
-                "Autograd knows of exp and of nothing after it: the division went through .data, which it can't see.",
+                "Autograd takes the sum of the row for a constant: .data and detach hide the rest from it.",
             )
         ],
     )
@@ -89,16 +89,31 @@ def check_clinic_two_losses(backward_both: Callable, inputs: Inputs) -> Iterator
     features = model.body(x)
     parts = (F.cross_entropy(model.head(features), labels), F.mse_loss(features, targets))
     parameters = list(model.parameters())
-    wanted = torch.autograd.grad(parts[0] + parts[1], parameters)
-    model.zero_grad()
-    backward_both(model, x, labels, targets)
-    for p, want in zip(parameters, wanted, strict=True):
-        yield is_close(
-            "the gradients are those of both losses together",
-            p.grad if p.grad is not None else torch.zeros_like(p) * float("nan"),
-            want,
-            hint="Gradients add up, so the gradient of the sum is the sum of the gradients.",
-        )
+    first, second = (_gradients(part, parameters) for part in parts)
+    for old in (None, 3.0):
+        for p in parameters:
+            p.grad = None if old is None else torch.full_like(p, old)
+        backward_both(model, x, labels, targets)
+        for p, one, other in zip(parameters, first, second, strict=True):
+            before = old or 0.0
+            yield is_close(
+                "the gradients are those of both losses together" + (", added to what stood there" if old else ""),
+                p.grad if p.grad is not None else torch.zeros_like(p),
+                one + other + before,
+                hint="Gradients add up, so the gradient of the sum is the sum of the gradients.",
+                mistakes=[
+                    (one + before, "Only the first loss has arrived at this parameter."),
+                    (other + before, "Only the second loss has arrived at this parameter."),
+                    ((one + other) / 2 + before, "That is the gradient of the mean of both losses. Add them."),
+                    (one + other, "What stood in .grad before is gone. Don't clear it here: the caller does."),
+                ],
+            )
+
+
+def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of a loss, zeros where no path leads; its graph stays."""
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
 def check_clinic_distance(distances: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -109,7 +124,10 @@ def check_clinic_distance(distances: Callable, inputs: Inputs) -> Iterator[Check
     a.requires_grad_()
     answer = distances(a, b)
     wanted = (a - b).detach().square().sum(1).sqrt()
-    yield is_close("the distances are right", answer, wanted, hint="The root of the sum of squares.", atol=2e-5)
+    hint = "The root of the sum of squares."
+    if type(answer) is Tensor and answer.shape == wanted.shape and answer[0] > 2e-5:
+        hint += " Where a and b coincide it is 0: an epsilon under the root adds its own root, √1e-8 is 1e-4."
+    yield is_close("the distances are right", answer, wanted, hint=hint, atol=2e-5)
     (grad,) = torch.autograd.grad(answer.sum(), a)
     yield is_true(
         "no gradient is nan, also where the two points are the same",
@@ -139,4 +157,18 @@ def check_clinic_gate(gated: Callable, inputs: Inputs) -> Iterator[Check]:
     upstream = inputs.randn(4, 3, dtype=torch.float64)
     (right,) = torch.autograd.grad(wanted, x, upstream)
     (grad,) = torch.autograd.grad(answer, x, upstream)
-    yield is_close("the gradient is right", grad, right, hint="Write gate = gate * 0.9 + 0.1: a new tensor.")
+    gate = gate.detach()
+    used = gate * 0.9 + 0.1
+    yield is_close(
+        "the gradient is right",
+        grad,
+        right,
+        hint="Write gate = gate * 0.9 + 0.1: a new tensor.",
+        mistakes=[
+            (upstream * used, "Autograd takes the gate for a constant: detach cut it off. Make a new tensor instead."),
+            (
+                upstream * (used + x.detach() * used * (1 - used)),
+                ".data hides the change, and backward computes with the overwritten sigmoid. Make a new tensor.",
+            ),
+        ],
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,11 +129,12 @@ def check_order(backward_order: Callable, inputs: Inputs) -> Iterator[Check]:
         answer = backward_order(tape)
         yield is_true(
             "returns places, as a list of whole numbers",
-            type(answer) in (list, tuple) and all(type(place) is int for place in answer),
+            type(answer) in (list, tuple)
+            and all(type(place) is int or isinstance(place, np.integer) for place in answer),
             detail=f"got {describe(answer)}",
             hint="A list such as [4, 3, 1, 0].",
         )
-        order = list(answer)
+        order = [int(place) for place in answer]
         yield is_equal(
             "begins with the last step",
             order[:1],
@@ -212,9 +214,14 @@ def check_engine(answer: Callable, inputs: Inputs) -> Iterator[Check]:
 def _grads(
     what: str, given: object, wanted: list[float], hint: str, mistakes: list[tuple[list[float], str]] | None = None
 ) -> Check:
-    is_list = type(given) in (list, tuple) and all(type(number) in (int, float) for number in given)  # type: ignore[attr-defined]
+    is_list = type(given) in (list, tuple) and all(  # type: ignore[attr-defined]
+        type(number) in (int, float) or isinstance(number, (np.integer, np.floating)) for number in given
+    )
     if not is_list or len(given) != len(wanted):  # type: ignore[arg-type]
-        return Check(what, False, f"got {describe(given)}", "A list of floats, one for each place of the tape.")
+        hint = "A list of floats, one for each place of the tape."
+        if type(given) in (np.ndarray, Tensor):
+            hint += " .tolist() makes one."
+        return Check(what, False, f"got {describe(given)}", hint)
     return is_close(
         what,
         torch.tensor([float(number) for number in given], dtype=torch.float64),  # type: ignore[attr-defined]

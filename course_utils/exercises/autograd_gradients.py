@@ -82,11 +82,11 @@ def check_unreached(unreached: Callable, inputs: Inputs) -> Iterator[Check]:
         "returns names",
         type(answer) in (list, tuple, set) and all(type(name) is str for name in answer),
         detail=f"got {describe(answer)}",
-        hint="A list of keys of the dictionary.",
+        hint="A list of keys of the dictionary, or a set.",
     )
     wanted = ["cut", "frozen", "unused"]
     yield is_equal(
-        "names what no path leads to, in the order of the dictionary",
+        "names what no path leads to",
         sorted(answer),
         wanted,
         hint="torch.autograd.grad(..., allow_unused=True) gives None where no path leads.",
@@ -103,6 +103,12 @@ def check_unreached(unreached: Callable, inputs: Inputs) -> Iterator[Check]:
         and torch.equal(p["a"].grad, p["a"].new_full((3,), 5)),
         detail="a .grad has changed",
         hint="backward() writes into .grad. torch.autograd.grad returns the gradients instead.",
+    )
+    yield is_true(
+        "leaves every requires_grad as it was",
+        all(q.requires_grad == (name != "frozen") for name, q in p.items()),
+        detail="a requires_grad has changed",
+        hint="To switch it on would make frozen weights learn. Treat those that don't require gradients apart.",
     )
     try:
         loss.backward()
@@ -202,6 +208,12 @@ def check_function(softplus: Any, inputs: Inputs) -> Iterator[Check]:
     )
     large = torch.tensor([-800.0, 0.0, 800.0], requires_grad=True)
     wide = softplus.apply(large)
+    yield is_true(
+        "is finite for large x",
+        type(wide) is Tensor and bool(torch.isfinite(wide).all()),
+        detail=f"at −800, 0 and 800 it is {wide.tolist() if type(wide) is Tensor else wide}",
+        hint="exp(800) is infinite. log(1 + exp(x)) = max(x, 0) + log1p(exp(−|x|)).",
+    )
     yield is_close(
         "is right for large x",
         wide,
@@ -256,9 +268,12 @@ def check_adversarial(adversarial: Callable, inputs: Inputs) -> Iterator[Check]:
     others = [p.grad for p in list(model.parameters())[1:]]
     yield is_true(
         "the parameters' gradients are as they were",
-        torch.equal(model[0].weight.grad, kept) and all(g is None for g in others),
+        type(model[0].weight.grad) is Tensor
+        and torch.equal(model[0].weight.grad, kept)
+        and all(g is None for g in others),
         detail="a .grad of the model has changed",
-        hint="loss.backward() adds to the parameters' gradients too. torch.autograd.grad(loss, images) does not.",
+        hint="loss.backward() adds to the parameters' gradients too, and clearing them loses what stood there. "
+        "torch.autograd.grad(loss, images) touches none.",
     )
     yield is_true(
         "the result is in no graph",

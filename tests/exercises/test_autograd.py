@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ WRONG["autograd.operations"] = {
         "Leave out the leaves",
     ),
     "from Z to A": (lambda y: _by_queue(y)[::-1], "Sort from A to Z"),
+    "a leaf's grad_fn": (lambda y: _by_queue(y) if y.grad_fn.next_functions else [], "the grad_fn of a leaf"),
     "a string": (lambda y: " ".join(_by_queue(y)), "A list of names"),
     "a set": (lambda y: set(_by_queue(y)), "A list of names"),
 }
@@ -162,7 +164,11 @@ def _preorder(tape: tapes.Tape) -> list[int]:
     return order
 
 
-RIGHT["autograd.order"] = {"counting users": _by_counting_users, "postorder, turned round": _postorder}
+RIGHT["autograd.order"] = {
+    "counting users": _by_counting_users,
+    "postorder, turned round": _postorder,
+    "as NumPy numbers": lambda tape: list(np.array(_by_reverse(tape))),
+}
 WRONG["autograd.order"] = {
     "depth first": (_preorder, "must be complete"),
     "everything": (lambda tape: list(reversed(range(len(tape)))), "What it does not depend on"),
@@ -209,6 +215,7 @@ def _forward_mode(tape: tapes.Tape, values: list[float]) -> list[float]:
 RIGHT["autograd.engine"] = {
     "forward mode, once for each place": _forward_mode,
     "in the order of counted users": lambda tape, values: _engine(tape, values),
+    "as NumPy numbers": lambda tape, values: tuple(np.array(_engine(tape, values))),
 }
 WRONG["autograd.engine"] = {
     "overwrites": (lambda tape, values: _engine(tape, values, add=False), "has overwritten"),
@@ -219,6 +226,11 @@ WRONG["autograd.engine"] = {
         "one for each place",
     ),
     "a tensor": (lambda tape, values: torch.tensor(_engine(tape, values)), "A list of floats"),
+    "an array": (lambda tape, values: np.array(_engine(tape, values)), ".tolist() makes one"),
+    "partials of a leaf": (
+        lambda tape, values: [tapes.partials(step.operation, *(values[i] for i in step.inputs)) for step in tape],
+        "A leaf has no inputs",
+    ),
     "inverted": (lambda tape, values: _engine(tape, values)[::-1], "multiplies along a chain"),
 }
 
@@ -258,6 +270,8 @@ WRONG["autograd.unbroadcast"] = {
         lambda grad, shape: grad[(0,) * (grad.dim() - len(shape))][tuple(slice(0, s) for s in shape)],
         "Each copy of a number adds",
     ),
+    "reshapes": (lambda grad, shape: grad.reshape(shape), "sum over the copies first"),
+    "expands": (lambda grad, shape: grad.expand(shape), "expand goes from small to large"),
     "loses the axis": (lambda grad, shape: _by_steps(grad, shape).squeeze(), "keepdim=True"),
     "writes into the gradient": (lambda grad, shape: _by_steps(grad.mul_(2), shape) / 2, "stays as it was"),
 }  # fmt: skip
@@ -307,6 +321,10 @@ WRONG["autograd.accumulate"] = {
     "clears each time": (_clearing_each_time, "last batch"),
     "steps": (_stepping, "No optimizer step"),
     "no backward": (lambda model, *a: model.zero_grad(), "Call backward"),
+    "fills None with zeros": (
+        lambda model, *a: [p.grad.zero_() for p in model.parameters()],
+        "model.zero_grad() copes",
+    ),
 }
 
 # --- unreached ------------------------------------------------------------------------------------------------------
@@ -354,6 +372,12 @@ def _ask(loss: Tensor, parameter: Tensor) -> Tensor | None:
     return torch.autograd.grad(loss, parameter, allow_unused=True, retain_graph=True)[0]
 
 
+def _switching_on(loss: Tensor, parameters: dict[str, Tensor]) -> list[str]:
+    for p in parameters.values():
+        p.requires_grad_(True)
+    return _unreached(loss, parameters)
+
+
 RIGHT["autograd.unreached"] = {
     "all at once": _unreached,
     "walking the graph": _by_walking,
@@ -371,6 +395,7 @@ WRONG["autograd.unreached"] = {
         lambda loss, p: [n for n, q in p.items() if q.grad is None and n != "dead"],
         "where old values may stand",
     ),
+    "switches frozen ones on": (_switching_on, "make frozen weights learn"),
     "frees the graph": (_once, "retain_graph=True keeps"),
     "asks frozen ones": (
         lambda loss, p: [n for n, q in p.items() if _ask(loss, q) is None],
@@ -427,6 +452,7 @@ WRONG["autograd.clip"] = {
     "scales nothing": (lambda p, m: _clip(p, m, scale=False), "Nothing was scaled"),
     "returns nothing": (lambda p, m: [_clip(p, m), None][1], "before clipping"),
     "stumbles over None": (lambda p, m: sum(q.grad.norm() for q in p), "skip it"),
+    "squares None": (lambda p, m: sum((q.grad**2).sum() for q in p), "skip it"),
 }
 
 # --- function -------------------------------------------------------------------------------------------------------
@@ -454,6 +480,17 @@ def _stable(x: Tensor) -> Tensor:
     return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
+class _saving_only(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _stable(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        return grad_output * torch.sigmoid(ctx.saved_tensors)
+
+
 RIGHT["autograd.function"] = {
     "logaddexp": _function(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda x, y, g: g * x.sigmoid()),
     "from the output": _function(F.softplus, lambda x, y, g: g * (1 - torch.exp(-y))),
@@ -475,6 +512,8 @@ WRONG["autograd.function"] = {
         _function(_stable, lambda x, y, g: g * torch.exp(x) / (1 + torch.exp(x))),
         "finite gradient",
     ),
+    "doesn't unpack": (_saving_only, "also if it holds one tensor"),
+    "looks for x outside": (_function(_stable, lambda *a: a[2] * torch.sigmoid(not_saved)), "share nothing but ctx"),  # noqa: F821
     "a function": (lambda x: _stable(x), "class Softplus"),
     "a module": (nn.Softplus, "class Softplus"),
 }
@@ -508,6 +547,12 @@ def _with_backward(model: nn.Module, images: Tensor, labels: Tensor, epsilon: fl
     return (leaf + epsilon * leaf.grad.sign()).clamp(0, 1).detach()
 
 
+def _with_backward_and_clearing(model: nn.Module, images: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    answer = _with_backward(model, images, labels, epsilon)
+    model.zero_grad()
+    return answer
+
+
 def _on_the_images(model: nn.Module, images: Tensor, labels: Tensor, epsilon: float) -> Tensor:
     images.requires_grad_()
     (grad,) = torch.autograd.grad(F.cross_entropy(model(images), labels), images)
@@ -526,6 +571,7 @@ WRONG["autograd.adversarial"] = {
     "not clamped": (lambda m, x, y, e: x + e * _grad_of(m, x, y).sign(), "Clamp to 0..1"),
     "along the gradient": (lambda m, x, y, e: (x + e * _grad_of(m, x, y)).clamp(0, 1), "Its sign moves"),
     "through backward": (_with_backward, "adds to the parameters' gradients"),
+    "through backward, then cleared": (_with_backward_and_clearing, "loses what stood there"),
     "on the images themselves": (_on_the_images, "requires_grad_() on a copy"),
     "stays in the graph": (_in_the_graph, "in no graph"),
     "in place": (lambda m, x, y, e: x.add_(e * _grad_of(m, x, y).sign()).clamp_(0, 1), "Work on a copy"),
@@ -550,6 +596,11 @@ WRONG["autograd.clinic-features"] = {
         lambda model, images: model.head(torch.from_numpy(model.body(images).tanh().detach().numpy())),
         "Stay with tensors",
     ),
+    "to NumPy with a graph": (
+        lambda model, images: model.head(torch.from_numpy(model.body(images).tanh().numpy())),
+        "so PyTorch refuses",
+    ),
+    "in float32": (lambda m, images: m.head(torch.tensor(m.body(images).tanh().tolist())), "forgets the dtype"),
     "a new leaf": (
         lambda model, images: model.head(model.body(images).tanh().detach().requires_grad_()),
         "the body's gradient is None",
@@ -572,9 +623,10 @@ def _through_data(logits: Tensor) -> Tensor:
 
 
 WRONG["autograd.clinic-softmax"] = {
-    "through .data": (_through_data, "through .data, which it can't see"),
+    "through .data": (_through_data, "hide the rest from it"),
     "in place": (lambda z: (lambda e: e.div_(e.sum(1, keepdim=True)))(z.exp()), "Make a new tensor: a / b"),
-    "a detached sum": (lambda z: z.exp() / z.exp().sum(1, keepdim=True).detach(), "the gradient is that of softmax"),
+    "a detached sum": (lambda z: z.exp() / z.exp().sum(1, keepdim=True).detach(), "hide the rest from it"),
+    "under no_grad": (torch.no_grad()(lambda z: z.softmax(1)), "outside of no_grad"),
     "over the batch": (lambda z: z.softmax(0), "sum of the row"),
     "without a graph": (lambda z: z.detach().softmax(1).requires_grad_(), "no path"),
 }
@@ -602,6 +654,12 @@ def _detached(model: nn.Module, x: Tensor, labels: Tensor, targets: Tensor) -> N
     F.mse_loss(features, targets).backward()
 
 
+def _second_detached(model: nn.Module, x: Tensor, labels: Tensor, targets: Tensor) -> None:
+    features = model.body(x)
+    F.cross_entropy(model.head(features), labels).backward()
+    F.mse_loss(features.detach(), targets).backward()
+
+
 def _cleared_between(model: nn.Module, *args: Any) -> None:
     first, second = _losses(model, *args)
     first.backward(retain_graph=True)
@@ -617,10 +675,13 @@ RIGHT["autograd.clinic-two-losses"] = {
 }
 WRONG["autograd.clinic-two-losses"] = {
     "twice": (lambda *args: [loss.backward() for loss in _losses(*args)], "The first backward freed"),
-    "only the first": (lambda *args: _losses(*args)[0].backward(), "Gradients add up"),
-    "only the second": (lambda *args: _losses(*args)[1].backward(), "Gradients add up"),
-    "detached": (_detached, "Gradients add up"),
-    "cleared between": (_cleared_between, "Gradients add up"),
+    "only the first": (lambda *args: _losses(*args)[0].backward(), "Only the first loss"),
+    "only the second": (lambda *args: _losses(*args)[1].backward(), "Only the second loss"),
+    "detached": (_detached, "Only the second loss"),
+    "the second detached": (_second_detached, "leads nowhere"),
+    "cleared between": (_cleared_between, "Only the second loss"),
+    "cleared before": (lambda m, *a: (m.zero_grad(), sum(_losses(m, *a)).backward()), "Don't clear it here"),
+    "the mean": (lambda *args: (sum(_losses(*args)) / 2).backward(), "the mean of both losses"),
 }
 
 RIGHT["autograd.clinic-distance"] = {
@@ -639,6 +700,8 @@ WRONG["autograd.clinic-distance"] = {
     "nothing": (lambda a, b: (a - b).square().sum(1).sqrt(), "nan or infinite"),
     "added outside": (lambda a, b: (a - b).square().sum(1).sqrt() + 1e-12, "nan or infinite"),
     "nan to num": (lambda a, b: (a - b).square().sum(1).sqrt().nan_to_num(), "nan or infinite"),
+    "a large epsilon": (lambda a, b: ((a - b).square().sum(1) + 1e-8).sqrt(), "adds its own root"),
+    "detached": (lambda a, b: torch.linalg.vector_norm(a - b, dim=1).detach(), "so don't detach"),
     "clamped far": (lambda a, b: (a - b).square().sum(1).clamp_min(1.0).sqrt(), "The root of the sum"),
     "squared": (lambda a, b: (a - b).square().sum(1), "The root of the sum"),
 }  # fmt: skip
@@ -652,9 +715,11 @@ WRONG["autograd.clinic-gate"] = {
     "in place": (lambda x: x * x.sigmoid().mul_(0.9).add_(0.1), "sigmoid saved its result"),
     "behind autograd's back": (
         lambda x: (lambda g: (g.data.mul_(0.9).add_(0.1), x * g)[1])(x.sigmoid()),
-        "a new tensor",
+        "the overwritten sigmoid",
     ),
-    "a detached gate": (lambda x: x * (x.sigmoid().detach() * 0.9 + 0.1), "a new tensor"),
+    "a detached gate": (lambda x: x * (x.sigmoid().detach() * 0.9 + 0.1), "detach cut it off"),
+    "into x": (lambda x: x.mul_(x.sigmoid() * 0.9 + 0.1), "belongs to the caller"),
+    "under no_grad": (torch.no_grad()(lambda x: x * (x.sigmoid() * 0.9 + 0.1)), "outside of no_grad"),
     "another formula": (lambda x: x * x.sigmoid(), "Keep the arithmetic"),
     "without the input's path": (lambda x: x.detach() * (x.sigmoid() * 0.9 + 0.1), "a new tensor"),
 }
