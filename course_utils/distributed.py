@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,7 @@ def _be_rank(payload: bytes, settings: _Settings, pipe: Connection) -> None:
     os.environ.update(settings.env)
     torch.set_num_threads(settings.threads)
     try:
+        _meet(settings)
         name, arguments = pickle.loads(payload)
         result, error = resolve(name)(**arguments), ""
         answer = pickle.dumps((result, error))
@@ -398,6 +400,15 @@ def _be_rank(payload: bytes, settings: _Settings, pipe: Connection) -> None:
             dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # no exit handlers: they belong to the process that we were forked from
+
+
+def _meet(settings: _Settings) -> None:
+    """Wait until every rank has started, so that no program's own time limit runs while another still loads PyTorch."""
+    port, n_ranks = int(settings.env["MASTER_PORT"]), int(settings.env["WORLD_SIZE"])
+    store = dist.TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=settings.timeout_s))
+    if store.add("launch/started", 1) == n_ranks:
+        store.set("launch/all", "started")
+    store.wait(["launch/all"])
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -425,6 +436,11 @@ class TorchrunEnd:
     exit_code: int
     output: str
     seconds: float
+
+    @property
+    def readable(self) -> str:
+        """The lines with the number of the rank in the course's form: ``[rank 1] hello`` for ``[default1]:hello``."""
+        return "".join(readable(line) + "\n" for line in self.output.splitlines())
 
 
 def torchrun_command(program: str | Callable[..., Any], n_ranks: int, max_restarts: int = 0) -> list[str]:

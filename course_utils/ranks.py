@@ -213,9 +213,21 @@ def gradients(x: Tensor, y: Tensor, n_parts: int = 1, sync: str = "each", normed
         return {"gradients": gradients_of(model), "sent": len(sent), "running_mean": means}
 
 
+def wrap_synced() -> tuple[str, str]:
+    """Convert a network to SyncBatchNorm on the CPU and wrap it; return the layer's type, and the error."""
+    with group():
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(small_net(normed=True))
+        kind = type(model[2]).__name__
+        try:
+            DDP(model)
+        except ValueError as error:
+            return kind, f"{type(error).__name__}: {error}"
+        return kind, ""
+
+
 def watch_backward(n_layers: int, width: int, cap_mb: float, steps: int) -> list[list[tuple[str, str]]]:
     """Return for each step what happened in backward, in order: gradients that were ready, buckets that left."""
-    with group() as (rank, n):
+    with group() as (_, n):
         net = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(n_layers)))
         layer_of = {parameter: name.split(".")[0] for name, parameter in net.named_parameters()}
         events: list[tuple[str, str]] = []
@@ -294,11 +306,10 @@ class FlightLog:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place; return the tensor."""
-        self.lines.append(f"all_reduce {tuple(tensor.shape)}")
+    def all_reduce(self, name: str, tensor: Tensor) -> None:
+        """Sum over all ranks, in place; ``name`` says what is summed."""
+        self.lines.append(f"{name} {tuple(tensor.shape)}")
         dist.all_reduce(tensor)
-        return tensor
 
 
 def mismatched(kind: str, patience_s: float) -> dict[str, Any]:
@@ -310,25 +321,27 @@ def mismatched(kind: str, patience_s: float) -> dict[str, Any]:
         patience_s: how long a rank waits for the others.
     """
     with group(patience_s) as (rank, n):
-        log, results, started = FlightLog(), [], time.monotonic()
+        log, results = FlightLog(), []
         try:
             for step in (1, 2, 3):
                 loss, count = torch.tensor([0.5]), torch.tensor([8.0])
                 is_wrong = rank == 1 and step == 2
                 if is_wrong and kind == "order":
-                    log.all_reduce(count), log.all_reduce(loss)
+                    log.all_reduce("count", count)
+                    log.all_reduce("loss", loss)
                 elif is_wrong and kind == "size":
-                    log.all_reduce(loss.repeat(3)), log.all_reduce(count)
+                    log.all_reduce("loss", loss.repeat(3))
+                    log.all_reduce("count", count)
                 elif is_wrong and kind == "missing":
-                    log.all_reduce(loss)
+                    log.all_reduce("loss", loss)
                     time.sleep(1.5 * patience_s)  # an evaluation that the others know nothing of
                 else:
-                    log.all_reduce(loss), log.all_reduce(count)
+                    log.all_reduce("loss", loss)
+                    log.all_reduce("count", count)
                 results.append((loss.item() / n, count.item()))
         except RuntimeError as error:
-            waited_s = time.monotonic() - started
-            return {"log": log.lines, "error": str(error), "results": results, "waited_s": waited_s}
-        return {"log": log.lines, "error": "", "results": results, "waited_s": 0.0}
+            return {"log": log.lines, "error": str(error), "results": results}
+        return {"log": log.lines, "error": "", "results": results}
 
 
 def monitored(patience_s: float) -> str:
@@ -413,8 +426,8 @@ def all_reduce_seconds(sizes_bytes: Sequence[int], seconds: float = 0.15) -> lis
 
 
 def step_seconds(caps_mb: Sequence[float], n_layers: int, width: int, batch: int, steps: int) -> dict[str, Any]:
-    """Return the time of backward for each bucket size, in seconds, and that of one without sending, median of steps."""
-    with group() as (rank, n):
+    """Return the median time of backward in seconds: without sending, and for each bucket size."""
+    with group():
         x = torch.randn(batch, width)
 
         def measure(model: nn.Module, quiet: bool) -> float:

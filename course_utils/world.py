@@ -101,7 +101,7 @@ class World:
     Args:
         n_ranks: how many.
 
-    After `run`, ``sent[rank]`` lists the messages that a rank sent, and ``calls[rank]`` the collectives it took part in.
+    After `run`, ``sent[rank]`` lists the messages that a rank sent, and ``calls[rank]`` the collectives it called.
     """
 
     def __init__(self, n_ranks: int) -> None:

@@ -51,7 +51,9 @@ def bucket_view(bucket_mb: float, network: Link, n_ranks: int, backward_ms: floa
         ("hidden behind backward", f"{(backward_ms + busy - total) / busy:.0%}" if busy else "nothing to hide"),
         ("best of the sizes drawn", f"{best:g} MB, {total_ms(best):.1f} ms"),
     ]
-    return View(_draw(spans, bucket_mb, [total_ms(cap) for cap in CAPS_MB], backward_ms), table(rows, ("what", "value")))
+    return View(
+        _draw(spans, bucket_mb, [total_ms(cap) for cap in CAPS_MB], backward_ms), table(rows, ("what", "value"))
+    )
 
 
 def explore_buckets(measured: Link | None = None) -> None:
@@ -88,7 +90,9 @@ def _draw(spans: list[Span], bucket_mb: float, totals_ms: list[float], backward_
     lanes.invert_yaxis()
     curve.semilogx(CAPS_MB, totals_ms, marker="o", color=COLOURS[0])
     curve.axhline(backward_ms, color="black", linestyle=":", label="backward alone")
-    curve.plot([bucket_mb], [totals_ms[CAPS_MB.index(bucket_mb)]], "o", color=COLOURS[5], markersize=9, label="this size")
+    curve.plot(
+        [bucket_mb], [totals_ms[CAPS_MB.index(bucket_mb)]], "o", color=COLOURS[5], markersize=9, label="this size"
+    )
     curve.set(xlabel="bucket size (MB)", ylabel="time (ms)", title="until all gradients are there")
     curve.set_ylim(bottom=0)
     curve.legend(fontsize=8)
