@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -31,9 +32,8 @@ class Captured:
 
     Example:
         >>> captured = Captured()
-        >>> compiled = torch.compile(lambda x: x * 2 + 1, backend=captured)
         >>> with quiet_compiler():
-        ...     compiled(torch.ones(3))
+        ...     torch.compile(lambda x: x * 2 + 1, backend=captured)(torch.ones(3))
         tensor([3., 3., 3.])
         >>> captured.operators()
         [['mul', 'add']]
@@ -56,32 +56,37 @@ class Captured:
 
 
 @contextmanager
-def quiet_compiler(cache: Path | None = None) -> Iterator[None]:
-    """Start with nothing compiled, keep what Dynamo logs off the page, and forget it all afterwards.
+def quiet_compiler() -> Iterator[Path]:
+    """Start with nothing compiled, keep what Dynamo logs off the page, and forget and remove it all afterwards.
 
-    Args:
-        cache: folder for what Inductor writes; a temporary folder of the operating system if None.
+    Yields:
+        The temporary folder into which the compiler writes in the block.
     """
-    before = {name: logging.getLogger(name).level for name in _LOGGERS}
-    torch.compiler.reset()
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)))
+        places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+        stack.enter_context(mock.patch.dict(os.environ, places))  # before Dynamo's import, which makes its folder
+        torch.compiler.reset()
         stack.callback(torch.compiler.reset)
-        for name, level in before.items():
-            logger = logging.getLogger(name)
-            stack.callback(logger.setLevel, level)
+        for logger in map(logging.getLogger, _LOGGERS):
+            stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
-        if cache is not None:
-            places = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-            stack.enter_context(mock.patch.dict(os.environ, places))
-        yield
+        yield folder
+
+
+def compiled_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` compiled by Inductor in this process, with no file outside the folder of its cache.
+
+    By default Inductor starts processes that compile side by side, and keeps headers in a folder of its own.
+    """
+    return torch.compile(function, options={"compile_threads": 1, "cpp_cache_precompile_headers": False})
 
 
 def compilations(function: Callable[..., Any], calls: Iterable[tuple]) -> list[int]:
     """Compile ``function``, call it with each tuple of arguments, and return the graphs made so far after each call."""
-    captured = Captured()
-    compiled = torch.compile(function, backend=captured)
-    counts = []
+    captured, counts = Captured(), []
     with quiet_compiler():
+        compiled = torch.compile(function, backend=captured)
         for arguments in calls:
             compiled(*arguments)
             counts.append(captured.count)

@@ -58,6 +58,12 @@ LESSONS: tuple[Lesson, ...] = (
         "The full training loop",
         "Why does the same script train to 98 % on one day and to 90 % on another?",
     ),
+    Lesson(
+        "06",
+        "memory",
+        "Memory, mixed precision, compilation",
+        "Why does a network of 0.8 MiB need 60 MiB to learn, and why does half the precision not take half of it?",
+    ),
 )
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -47,21 +51,47 @@ def test_compilations_are_counted_call_by_call():
     assert compilations(lambda x: x * 2, sizes) == [1, 1, 2, 2, 2]
 
 
-def test_settings_come_back_also_after_an_error(tmp_path):
+def test_settings_come_back_also_after_an_error():
     level, before = logging.getLogger("torch._dynamo").level, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    with suppress(ZeroDivisionError), quiet_compiler(tmp_path):
-        inside = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    with suppress(ZeroDivisionError), quiet_compiler() as folder:
+        inside, existed = os.environ["TORCHINDUCTOR_CACHE_DIR"], folder.is_dir()
         raise ZeroDivisionError
-    assert inside == str(tmp_path)
+    assert (inside, existed) == (str(folder), True)
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
     assert logging.getLogger("torch._dynamo").level == level
+    assert not folder.exists()
+
+
+def test_the_compiler_leaves_neither_files_nor_processes():
+    """In a process of its own: whether a folder is made depends on who imports Dynamo first."""
+    if not has_compiler():
+        pytest.skip("no C++ compiler on this machine")
+    program = (
+        "import psutil, torch\n"
+        "from course_utils.compiling import compiled_here, quiet_compiler\n"
+        "x = torch.linspace(-3, 3, 100)\n"
+        "with quiet_compiler() as folder:\n"
+        "    y = compiled_here(lambda x: (x * 2 + 1).tanh())(x)\n"
+        "    assert any(folder.rglob('*.so')) or any(folder.rglob('*.pyd'))\n"
+        "assert torch.allclose(y, (x * 2 + 1).tanh())\n"
+        "print(len(psutil.Process().children(recursive=True)))\n"
+    )
+    with TemporaryDirectory() as scratch:
+        environment = os.environ | {"TMPDIR": scratch, "TEMP": scratch}
+        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        left = list(Path(scratch).iterdir())
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr[-2000:]
+    assert left == []
 
 
 def test_inside_nothing_is_compiled_yet_and_afterwards_it_is_forgotten():
     captured = Captured()
-    compiled = torch.compile(nn.ReLU(), backend=captured)
     for _ in range(2):
         with quiet_compiler():
+            compiled = torch.compile(nn.ReLU(), backend=captured)
             compiled(torch.ones(2))
             compiled(torch.ones(2))
     assert captured.count == 2
