@@ -40,6 +40,7 @@ _QUARREL = (
     "The ranks disagree",
     "Every rank must call the same collectives, in the same order, with tensors of the same shape and dtype.",
 )
+_NOTHING = ("'NoneType'", "dist.all_reduce, broadcast and recv return nothing: they fill the tensor that you give.")
 _LEFT = (_STUCK, "A rank calls a collective that another doesn't. Every rank must call the same ones, equally often.")
 
 EXERCISES = [
@@ -57,6 +58,7 @@ EXERCISES = [
         errors=(
             _SENDS,
             _RECEIVES,
+            _NOTHING,
             _LACKS,
             (
                 "was never received",
@@ -79,6 +81,7 @@ EXERCISES = [
         errors=(
             _SENDS,
             _RECEIVES,
+            _NOTHING,
             _LACKS,
             ("which received it into", "Parts may differ in size by one: receive into torch.empty_like(that part)."),
             ("must be contiguous", "Parts of a one-dimensional tensor by tensor_split are contiguous."),
@@ -105,6 +108,7 @@ EXERCISES = [
             ),
             (_STUCK, "A rank whose gradient is None skipped an all_reduce. It must take part, with zeros."),
             ("takes a tensor", "A gradient can be None: put zeros in its place before the all_reduce."),
+            ("'NoneType'", "A gradient can be None, and dist.all_reduce returns nothing: it works in place."),
             _LACKS,
         ),
     ),
@@ -123,6 +127,7 @@ EXERCISES = [
             ("cannot assign module before", "Call super().__init__() first."),
             _QUARREL,
             _LEFT,
+            _NOTHING,
             _LACKS,
         ),
     ),
@@ -172,7 +177,13 @@ EXERCISES = [
             "total = torch.cat([x.sum(0), torch.tensor([float(len(x))])]); dist.all_reduce(total); "
             "mean = total[:-1] / total[-1]",
         ),
-        errors=(_LEFT, _QUARREL, _LACKS, ("takes a tensor", "all_reduce sums tensors: torch.tensor(float(len(x))).")),
+        errors=(
+            _LEFT,
+            _QUARREL,
+            _LACKS,
+            ("takes a tensor", "all_reduce sums tensors: torch.tensor(float(len(x)))."),
+            _NOTHING,
+        ),
     ),
     Exercise(
         id="distributed.accuracy",
@@ -189,6 +200,7 @@ EXERCISES = [
             _LACKS,
             ("takes a tensor", "all_reduce sums tensors: torch.tensor([hits, examples])."),
             ("division by zero", "A rank may have no examples. Divide after the all_reduce."),
+            _NOTHING,
         ),
     ),
     Exercise(
@@ -272,6 +284,7 @@ EXERCISES = [
                 "One rank left the loop and went on to another collective. They must decide alike.",
             ),
             ("takes a tensor", "all_reduce sums tensors: torch.tensor(loss)."),
+            _NOTHING,
         ),
     ),
     Exercise(

@@ -89,7 +89,9 @@ def check_shares(share: Callable, inputs: Inputs) -> Iterator[Check]:
                 f"{n_examples} examples, {n_ranks} ranks: every rank has {each}",
                 all(len(part) == each for part in dealt),
                 detail=f"they have {[len(part) for part in dealt]}",
-                hint="A rank with fewer batches leaves the others waiting. Repeat some examples until all have it.",
+                hint="A rank with fewer batches leaves the others waiting. Repeat some examples until all have it."
+                if min(map(len, dealt)) <= each
+                else "Each rank takes its own part of the order, every n_ranks-th for example.",
             )
             everything = sorted(i for part in dealt for i in part)
             missing = set(range(n_examples)) - set(everything)
@@ -310,7 +312,7 @@ def check_guilty(guilty: Callable, inputs: Inputs) -> Iterator[Check]:
             f"{name}: returns (place, ranks)",
             type(found) in (tuple, list) and len(found) == 2 and type(found[1]) in (list, tuple),
             detail=f"got {describe(found)}",
-            hint="The place, counted from 0, and a list of ranks.",
+            hint=hint if found is None else "The place, counted from 0, and a list of ranks.",
         )
         yield is_equal(f"{name}: the place", found[0], wanted[0], hint=hint)
         yield is_equal(

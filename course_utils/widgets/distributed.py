@@ -48,7 +48,7 @@ def bucket_view(bucket_mb: float, network: Link, n_ranks: int, backward_ms: floa
         ("backward alone", f"{backward_ms:.1f} ms"),
         ("network busy", f"{busy:.1f} ms"),
         ("until all gradients are there", f"{total:.1f} ms"),
-        ("hidden behind backward", f"{(backward_ms + busy - total) / busy:.0%}" if busy else "nothing to hide"),
+        ("hidden behind backward", f"{max(0.0, backward_ms + busy - total) / busy:.0%}" if busy else "nothing to hide"),
         ("best of the sizes drawn", f"{best:g} MB, {total_ms(best):.1f} ms"),
     ]
     return View(

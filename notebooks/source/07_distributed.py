@@ -67,6 +67,7 @@ batch, batch_labels = images[:64], labels[:64]
 # A small network, 20 steps, batches of 64 digits. First in one process. Then four programs of two processes each, which
 # share every batch: 32 digits for the one, 32 for the other. All start from the same weights. All end without an error.
 
+
 # %% id="hook-run"
 def alone(steps, size):
     model = ranks.small_net()
@@ -140,11 +141,12 @@ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
 
 # %% [markdown] id="env-says"
 # `RANK` counts over all machines, `LOCAL_RANK` within one: it says which GPU is mine. At the master address waits a
-# **store**, a small server in which ranks leave their addresses for the others. A port that is taken already is the most
-# common reason why two jobs on one machine disturb each other, so `launch` has the system pick a free one.
+# **store**, a small server in which ranks leave their addresses for the others. Two jobs on one machine can't have the
+# same port, so `launch` has the system pick a free one.
 #
 # The programs of this lesson live in a module, `course_utils/ranks.py`. A rank is another process: it imports its
 # program, and it can't import what you have typed into a notebook.
+
 
 # %% id="main"
 def my_program():
@@ -185,6 +187,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # threads of this process. Each gets an object with the functions of `torch.distributed`, under the same names. It sees
 # a deadlock at once and says who waits for whom.
 
+
 # %% id="world"
 def everybody_sends(dist):
     right = (dist.get_rank() + 1) % dist.get_world_size()
@@ -201,6 +204,7 @@ with shows_error(DeadlockError):
 # tensors, that of rank k at place k. Messages go to the right neighbour alone, (r + 1) % n, and each rank sends n − 1
 # of them: first its own, then whatever came last. `dist` has the functions that this section has used: `get_rank()`,
 # `get_world_size()`, `send`, `recv`, `isend`. With one rank there is nothing to send.
+
 
 # %% id="ex-around" tags=["exercise"] exercise="distributed.around"
 def gather_all(tensor, dist):
@@ -264,6 +268,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # 2 (n − 1) · ⌈D / n⌉ numbers in all, for a tensor of D numbers. `tensor.tensor_split(n)` gives n parts that are views.
 # In step s = 0, 1, … send part (r − s) mod n and receive part (r − s − 1) mod n.
 
+
 # %% id="ex-ring" tags=["exercise"] exercise="distributed.ring"
 def ring_all_reduce(tensor, dist):
     """Sum the tensor over all ranks, in place."""
@@ -311,6 +316,7 @@ print("all ranks have the same bits:", all(is_same for _, is_same in compared))
 # For every parameter of the model, put the mean of the ranks' gradients into `p.grad`, on every rank. A gradient can be
 # `None`, on some ranks or on all, for a part of the model that was not used; then it counts as zeros.
 
+
 # %% id="ex-average" tags=["exercise"] exercise="distributed.average"
 def average_gradients(model, dist):
     """Average p.grad over all ranks, in place or by a new tensor in p.grad."""
@@ -329,6 +335,7 @@ check("distributed.average", average_gradients)
 # %% [markdown] id="ddp-text"
 # `DistributedDataParallel(model)`, short DDP, does it for you, *during* backward. One step of a real one on two
 # processes, against one process with the whole batch of 64.
+
 
 # %% id="ddp-equal"
 def whole_batch(normed=False, parts=1):
@@ -353,6 +360,7 @@ for rank, found in enumerate(launch(ranks.gradients, 2, x=batch, y=batch_labels)
 # - `forward(x)` returns what the module returns.
 # - After `loss.backward()`, each `p.grad` is the mean over the ranks. Nobody calls you for that:
 #   `p.register_post_accumulate_grad_hook(function)` calls `function(p)` whenever a gradient has arrived in `p.grad`.
+
 
 # %% id="ex-wrap" tags=["exercise"] exercise="distributed.wrap"
 class SmallDDP(nn.Module):
@@ -422,6 +430,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # places in `sizes`, in the order in which they leave. Go from the last parameter to the first; a bucket is closed as
 # soon as it holds `cap` bytes or more. What is left at the end is the last bucket.
 
+
 # %% id="ex-buckets" tags=["exercise"] exercise="distributed.buckets"
 def plan(sizes, cap):
     """Return the buckets, each a list of places; a list of lists of int."""
@@ -433,7 +442,7 @@ def plan(sizes, cap):
         if total >= cap:
             buckets.append(current)
             current, total = [], 0
-    return buckets + [current] if current else buckets
+    return [*buckets, current] if current else buckets
     ### END SOLUTION
 
 
@@ -469,6 +478,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # `ddp` is a wrapped model with `no_sync()`, `batches` a list of k pairs `(x, y)` of equal size, `loss_fn(output, y)` a
 # mean. All `.grad` are empty. After your function, every rank has the gradient of the mean over all examples of all its
 # batches and of all ranks, and the ranks have exchanged gradients once. `nullcontext()` is a block that does nothing.
+
 
 # %% id="ex-accumulate" tags=["exercise"] exercise="distributed.accumulate"
 def accumulate(ddp, batches, loss_fn):
@@ -518,6 +528,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # every example; some may come twice to fill up. Every epoch has another order, and a rank sees other examples in it.
 # The same arguments give the same list on every rank and in every run, whatever state the global generators are in.
 
+
 # %% id="ex-shares" tags=["exercise"] exercise="distributed.shares"
 def share(n_examples, rank, n_ranks, epoch):
     """Return this rank's indices in this epoch, a list of int."""
@@ -565,6 +576,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 #
 # Each of N ranks takes batches of B, so a step averages over N · B examples, and an epoch has N times fewer steps. One
 # process can play this: batches of 32, of 256, and of 256 with a learning rate that is multiplied by 8 as well.
+
 
 # %% id="global-batch"
 def after_epochs(size, lr, epochs=3):
@@ -637,6 +649,7 @@ print(error or "DDP takes it on the CPU")
 # ranks, both (C,), on every rank; the variance divides by the number of rows. Use `dist.all_reduce(tensor)`, the sum in
 # place. It must also be right for values around 3,000 that spread by 2, in float32.
 
+
 # %% id="ex-statistics" tags=["exercise"] exercise="distributed.statistics"
 def statistics(x, dist):
     """Return mean and variance over all ranks' rows, (N, C) -> (C,), (C,)."""
@@ -661,6 +674,7 @@ check("distributed.statistics", statistics)
 # Each rank knows the accuracy on its own examples. Three ranks evaluate 8, 8 and 4 digits and get 6, 6 and 1 of them
 # right.
 
+
 # %% id="metric"
 def report(dist):
     right, count = torch.tensor([(6.0, 8.0), (6.0, 8.0), (1.0, 4.0)][dist.get_rank()])
@@ -678,8 +692,9 @@ print(f"right over all, of all:        {(6 + 6 + 1) / (8 + 8 + 4):.3f}")
 #
 # ### Exercise: accuracy over all ranks
 #
-# `predictions` and `labels` are int64, (N,), with an N of its own on each rank, and 0 on some. Return the share of right
-# predictions over all ranks, the same Python number on every rank. Somebody has an example.
+# `predictions` and `labels` are int64, (N,), with an N of its own on each rank, and 0 on some. Return the share of
+# right predictions over all ranks, the same Python number on every rank. At least one rank has an example.
+
 
 # %% id="ex-accuracy" tags=["exercise"] exercise="distributed.accuracy"
 def accuracy_of_all(predictions, labels, dist):
@@ -698,6 +713,7 @@ check("distributed.accuracy", accuracy_of_all)
 # ### Saving
 #
 # A wrapper is a module that has the model in its attribute `module`. So the names in its `state_dict` get longer.
+
 
 # %% id="prefix"
 class Wrapper(nn.Module):
@@ -721,6 +737,7 @@ with shows_error(RuntimeError):
 #
 # Rank 0 writes the inner model's `state_dict` to `path` (`torch.save`), the other ranks write nothing, and no rank
 # returns before the file is there. The check gives every rank a path of its own, to see who writes.
+
 
 # %% id="ex-save" tags=["exercise"] exercise="distributed.save"
 def save(ddp, path, dist):
@@ -766,8 +783,8 @@ for kind in ("none", "order"):
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="mismatch-says"
-# The first mistake is the worst: shapes agree, so nothing is noticed, and losses are added to counts. The second ends in
-# an error, or in the death of a process, when a message doesn't fit its buffer. The third is the hang. What did the
+# The first mistake is the worst: shapes agree, so nothing is noticed, and losses are added to counts. The second ends
+# in an error, or in the death of a process, when a message doesn't fit its buffer. The third is the hang. What did the
 # ranks say?
 
 # %% id="hang-errors" tags=["nbval-ignore-output"]
@@ -809,6 +826,7 @@ print(said[0])
 # `(place, ranks)`: the first place, counted from 0, at which the logs are not all equal (a log that has ended there
 # differs from one that goes on), and the list of the ranks that differ from what most ranks have there, in order.
 # Return `None` if all logs are equal. More than half of the ranks always agree.
+
 
 # %% id="ex-guilty" tags=["exercise"] exercise="distributed.guilty"
 def guilty(logs):
@@ -906,8 +924,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 print("torchrun", " \\\n    ".join(torchrun_command(ranks.train_on, 2, max_restarts=1)[:5]), "\\\n    train.py")
 
 # %% [markdown] id="elastic-bug"
-# One trap: with the `c10d` rendezvous of this version, ranks that are started again can read the addresses of their dead
-# predecessors and fail with "connection refused"
+# One trap: with the `c10d` rendezvous of this version, ranks that are started again can read the addresses of their
+# dead predecessors and fail with "connection refused"
 # ([pytorch/pytorch#135712](https://github.com/pytorch/pytorch/issues/135712)). `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`
 # in the environment gives each start a store of its own; the course's `torchrun` sets it.
 #
@@ -1011,6 +1029,7 @@ else:
 #
 # "Since we train on four cards, it overfits sooner." Each rank reads its list of indices, epoch after epoch.
 
+
 # %% id="clinic-epoch" tags=["clinic"] exercise="distributed.clinic-epoch"
 def orders(dataset, rank, n_ranks, epochs):
     """Return the indices that this rank reads, a list for each epoch."""
@@ -1037,6 +1056,7 @@ check("distributed.clinic-epoch", orders)
 # (there is no DDP here to help), and a generator for the augmentation, different on each rank. Both follow from `seed`
 # and `rank`, so that the run can be repeated. `stream(seed, "purpose", number)` makes a generator for a purpose.
 
+
 # %% id="clinic-noise" tags=["clinic"] exercise="distributed.clinic-noise"
 def begin(rank, seed, make_model):
     """Return (model, generator of the noise)."""
@@ -1058,6 +1078,7 @@ check("distributed.clinic-noise", begin)
 # ### 3. Rank 0 waits for ever
 #
 # "On one card it works. On two it stands still after the download." Rank 0 downloads, then all load what is there.
+
 
 # %% id="clinic-barrier" tags=["clinic"] exercise="distributed.clinic-barrier"
 def prepare(dist, download, load):
@@ -1085,6 +1106,7 @@ check("distributed.clinic-barrier", prepare)
 # "It hangs, always after some hours, never at the same epoch." Training stops when the loss has not improved for
 # `patience` epochs. `train_epoch()` trains one epoch together with the other ranks and returns this rank's loss, a
 # Python number. The mean over the ranks is what should decide. Return the number of epochs.
+
 
 # %% id="clinic-stop" tags=["clinic"] exercise="distributed.clinic-stop"
 def train_until(dist, train_epoch, patience):
@@ -1116,6 +1138,7 @@ check("distributed.clinic-stop", train_until)
 #
 # "The loss needs a method of the model, so we call the model." It was the second program at the top of the lesson.
 # `ddp` is a wrapped model; y holds classes. Return the loss as a number.
+
 
 # %% id="clinic-module" tags=["clinic"] exercise="distributed.clinic-module"
 def train_step(ddp, x, y, optimizer):
