@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker  # private; see acting_as_worker
 
 from course_utils.datasets import Draws
+from course_utils.errors import UsageError
 from course_utils.seeding import preserved_rng, stream
 
 GENERATORS = ("random", "numpy", "torch", "own generator")
@@ -32,19 +37,44 @@ def start_methods(*wanted: str) -> tuple[str, ...]:
 
 
 class Epochs:
-    """A loader whose iterators are remembered, so that `ending_workers` can end what they started."""
+    """Passes over a loader whose workers `ending_workers` can end.
+
+    torch has no call that ends workers: they end when nothing refers to the iterator that started them any more. So the
+    iterator is held in one place, the generator of the pass, and is let go when this is closed.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
-        self.loader = loader
-        self.iterators: list[Any] = []
+        self.loader: DataLoader | None = copy.copy(loader)  # a persistent iterator is kept by the loader: ours, then
+        self._passes: list[Generator[Any, None, None]] = []
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self.loader)
-        self.iterators.append(iterator)
-        return iterator
+        if self.loader is None:
+            raise UsageError("This loader's workers have been ended.", fix="iterate inside of the with block")
+        one = _one_pass(self.loader)
+        self._passes.append(one)
+        return one
 
     def __len__(self) -> int:
+        if self.loader is None:
+            raise UsageError(
+                "This loader's workers have been ended.", fix="ask for the length inside of the with block"
+            )
         return len(self.loader)
+
+    def close(self) -> None:
+        """Let go of everything that keeps a worker alive."""
+        for one in self._passes:
+            one.close()
+        self._passes.clear()
+        self.loader = None
+
+
+def _one_pass(loader: DataLoader) -> Generator[Any, None, None]:
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        del iterator, loader  # a traceback may keep this frame
 
 
 @contextmanager
@@ -56,13 +86,23 @@ def ending_workers(loader: DataLoader) -> Iterator[Epochs]:
     epochs = Epochs(loader)
     try:
         yield epochs
+    except BaseException as error:
+        _clear_loader_frames(error)
+        raise
     finally:
-        for iterator in epochs.iterators:
-            shut_down = getattr(iterator, "_shutdown_workers", None)  # torch has no public call for it
-            if shut_down is not None:
-                shut_down()
-        if getattr(loader, "_iterator", None) in epochs.iterators:
-            loader._iterator = None  # a persistent one: the next pass starts new workers
+        epochs.close()
+
+
+def _clear_loader_frames(error: BaseException | None) -> None:
+    """Empty the frames of the loader in a traceback, and in those before it: their locals keep the iterator."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+                with suppress(RuntimeError):  # a frame that is still running
+                    frame.clear()
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True)
@@ -123,19 +163,23 @@ def first_batch_error(dataset: Dataset, method: str = "spawn", timeout_s: float 
 
 @contextmanager
 def acting_as_worker(number: int, count: int, dataset: Any = None, seed: int = 0) -> Iterator[None]:
-    """Let ``get_worker_info`` answer as in a worker, in this process, and seed torch's generator as torch does there.
+    """Let ``get_worker_info`` answer as in a worker, in this process, and seed the global generators as there.
 
-    For trying code that asks which worker it is in, without starting one. Afterwards, all is as before.
+    For trying code that asks which worker it is in, without starting one: a function from a notebook can't be sent to
+    a spawned one. torch has no public way to do that, so this is the one place of the course that sets a private name.
+    Afterwards, all is as before.
 
     Args:
         number: of the worker.
         count: how many there are.
         dataset: the worker's copy of it.
-        seed: what torch gives this worker in this epoch, the base seed plus the number.
+        seed: what torch gives this worker in this epoch, the base seed plus the number; up to 64 bits.
     """
-    before = torch_worker._worker_info
+    before = get_worker_info()
     with preserved_rng():
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # torch derives another number from the same seed
         torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=dataset)
         try:
             yield

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from course_utils.datasets import Costly, Counting, Numbers
+from course_utils.errors import UsageError
 from course_utils.seeding import seed_worker
 from course_utils.workers import (
     Drawn,
@@ -45,6 +49,41 @@ def test_no_worker_is_left_after_an_error_in_the_block(persistent):
         assert len(epochs) == 40
         assert [len(list(epochs)) for _ in range(2)] == [40, 40]
     assert live_children() == before
+
+
+@needs_fork
+@pytest.mark.parametrize(("persistent", "workers"), [(False, 1), (True, 2)])
+def test_no_worker_is_left_after_an_error_inside_of_the_loader_though_its_traceback_is_kept(persistent, workers):
+    before = live_children()
+    options = {"persistent_workers": persistent, "multiprocessing_context": QUICK}
+    with pytest.raises(ValueError) as kept:  # noqa: PT011, PT012, SIM117
+        with ending_workers(DataLoader(Failing(40), num_workers=workers, **options)) as epochs:
+            for _ in epochs:
+                pass
+    assert live_children() == before
+    assert kept.tb is not None
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as kept:  # noqa: PT012
+        slow = Costly(4, 1500, waiting=True)
+        with ending_workers(DataLoader(slow, num_workers=workers, **options)) as epochs:
+            timer.start()
+            next(iter(epochs))
+    assert live_children() == before
+
+
+@needs_fork
+def test_no_worker_is_left_though_an_iterator_is_kept_and_then_the_loader_is_closed():
+    before = live_children()
+    with ending_workers(DataLoader(Counting(9), num_workers=1, multiprocessing_context=QUICK)) as epochs:
+        kept = iter(epochs)
+        assert [int(next(kept)), int(next(kept))] == [0, 1]
+        assert live_children() == before + 1
+    assert live_children() == before
+    assert list(kept) == []
+    with pytest.raises(UsageError, match="have been ended"):
+        iter(epochs)
+    with pytest.raises(UsageError, match="inside of the with block"):
+        len(epochs)
 
 
 def test_ending_workers_without_workers():
@@ -81,6 +120,11 @@ def test_first_batch_error_is_one_stable_line():
 
 def test_acting_as_worker_puts_everything_back():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    firsts = []
+    for seed in (2**62 + 1, 2**62 + 2):
+        with acting_as_worker(0, 2, seed=seed):
+            firsts.append((torch.rand(()).item(), random.random(), np.random.rand()))
+    assert all(a != b for a, b in zip(*firsts, strict=True))
     with pytest.raises(ValueError, match="stop"), acting_as_worker(1, 3, "dataset", seed=5):  # noqa: PT012
         info = get_worker_info()
         assert (info.id, info.num_workers, info.dataset, info.seed) == (1, 3, "dataset", 5)
@@ -120,6 +164,4 @@ class Failing(Counting):
 
 class Dying(Counting):
     def __getitem__(self, index):
-        import os
-
         os._exit(3)
