@@ -97,6 +97,17 @@ def two_of(example: Tensor) -> Tensor:
     return example if len(example) > 1 else torch.cat([example[:1], example[:1]])
 
 
+def traced(model: nn.Module, example: Tensor) -> tuple[Call, list[str]]:
+    """Return what ``torch.jit.trace`` makes of a model, and the kinds of warnings that it gave, each once.
+
+    TorchScript is deprecated; this is here to show what it does.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = torch.jit.trace(model, (example,))
+    return result, sorted({warning.category.__name__ for warning in caught})
+
+
 def to_onnx(
     model: nn.Module | torch.export.ExportedProgram,
     example: Tensor,
@@ -184,6 +195,21 @@ def quantize_linears(model: nn.Module, kind: str = "weights") -> nn.Module:
         smaller = copy.deepcopy(model).eval()
         ao.quantize_(smaller, config)
     return smaller
+
+
+def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrix as whole numbers, each row in units of its own.
+
+    Args:
+        matrix: shape (O, I), float.
+
+    Returns:
+        Whole numbers in -127..127, shape (O, I), int8, and scales, shape (O,): ``q * scale[:, None]`` is the matrix up
+        to half a unit. A row of zeros has the scale 1.
+    """
+    largest = matrix.abs().amax(1)
+    scale = torch.where(largest > 0, largest / 127, 1.0)  # 127, not 128: int8 ends there on the positive side
+    return (matrix / scale[:, None]).round().to(torch.int8), scale
 
 
 def calling_onnx(model: OnnxModel) -> Call:

@@ -64,6 +64,12 @@ LESSONS: tuple[Lesson, ...] = (
         "Memory, mixed precision, compilation",
         "Why does a network of 0.8 MiB need 60 MiB to learn, and why does half the precision not take half of it?",
     ),
+    Lesson(
+        "08",
+        "export",
+        "Export and serving",
+        "Why does a model that reads nearly every digit in the notebook read only one in four as a service?",
+    ),
 )
 
 
