@@ -106,16 +106,16 @@ def collectives() -> dict[str, Any]:
 
 
 def pass_right(send_first: bool, patience_s: float) -> float | None:
-    """Give my number to the next rank and return the one I got, or None if the time was up."""
+    """Give my number to the next rank; return the one that I got, or None if there was an error."""
     with group(patience_s) as (rank, n):
         right, left = (rank + 1) % n, (rank - 1) % n
         mine, got = torch.tensor([float(rank)]), torch.zeros(1)
         try:
             if send_first:
-                dist.send(mine, right)  # waits until rank `right` receives
+                dist.send(mine, right)
                 dist.recv(got, left)
             else:
-                sending = dist.isend(mine, right)  # begins, and returns at once
+                sending = dist.isend(mine, right)
                 dist.recv(got, left)
                 sending.wait()
         except RuntimeError:
@@ -334,7 +334,7 @@ def mismatched(kind: str, patience_s: float) -> dict[str, Any]:
                     log.all_reduce("count", count)
                 elif is_wrong and kind == "missing":
                     log.all_reduce("loss", loss)
-                    time.sleep(1.5 * patience_s)  # an evaluation that the others know nothing of
+                    time.sleep(patience_s + 0.5)  # an evaluation that the others know nothing of
                 else:
                     log.all_reduce("loss", loss)
                     log.all_reduce("count", count)
@@ -348,7 +348,7 @@ def monitored(patience_s: float) -> str:
     """Meet at a monitored barrier, but for rank 1, which is busy; return what it says to this rank."""
     with group() as (rank, _):
         if rank == 1:
-            time.sleep(1.5 * patience_s)
+            time.sleep(patience_s + 0.5)
             return ""
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=patience_s), wait_all_ranks=True)

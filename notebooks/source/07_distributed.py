@@ -56,7 +56,8 @@ from course_utils.world import DeadlockError, World
 use_style()
 warm_up()  # a helper process begins to load PyTorch, while you read
 n_gpus = torch.cuda.device_count() if pick_device(DEVICE).type == "cuda" else 0
-PATIENCE_S = 3.0 if FAST else 10.0  # how long a process waits for the others, where this lesson makes it wait in vain
+PATIENCE_S = 2.0 if FAST else 10.0  # how long a process waits for the others, where this lesson makes it wait in vain
+LONG_S = 0.3 if FAST else 2.0  # of a measurement
 digits = load_digits8()
 images, labels = digits.train.as_batch()  # (1266, 1, 8, 8) in 0..1, (1266,)
 batch, batch_labels = images[:64], labels[:64]
@@ -159,17 +160,20 @@ with shows_error(UsageError):
 # %% [markdown] id="s2"
 # ## 2. Messages, and sums over all
 #
-# The simplest message goes from one rank to one other: `send` here, `recv` there. Three ranks stand in a ring. Each
-# gives its number to the right neighbour, r + 1, and takes one from the left.
-
-# %% id="pass-source"
-print(inspect.getsource(ranks.pass_right))
-
-# %% [markdown] id="pass-text"
-# **Predict.** With `send_first=True`, every rank sends, then receives. What does each of them get?
+# The smallest exchange is between two ranks: one calls `send(tensor, to)`, the other `recv(tensor, from)`, which fills
+# its tensor. Three ranks stand in a ring. Each has its own number in a tensor, sends it to its right neighbour,
+# rank r + 1, and then receives from the left.
+#
+# **Predict.** What does each of the three get?
 
 # %% id="predict-pass" tags=["prediction"]
 guess = ...  # three numbers, or something else
+
+# %% [markdown] id="pass-text"
+# Here is the program, in two versions.
+
+# %% id="pass-source"
+print(inspect.getsource(ranks.pass_right))
 
 # %% id="pass"
 for send_first in (True, False):
@@ -183,7 +187,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # `isend` begins to send and returns at once; `wait()` on what it returns waits for the end. Until then, don't change
 # the tensor.
 #
-# Waiting three seconds for each mistake is tedious. For trying things out, the course has a `World` whose ranks are
+# Waiting for the time limit at each mistake is tedious. For trying things out, the course has a `World` whose ranks are
 # threads of this process. Each gets an object with the functions of `torch.distributed`, under the same names. It sees
 # a deadlock at once and says who waits for whom.
 
@@ -550,10 +554,11 @@ check("distributed.shares", share)
 # "Every process needs its own seed", says one page, "all need the same", says the other. We try both, with and without
 # DDP, and look at the first weights and at the first dropout noise of two ranks.
 #
-# **Predict.** Different seeds, and the model is wrapped in DDP. Do the ranks start with the same weights?
+# **Predict.** One seed for all or one for each rank, DDP or not: in how many of the four cases is the noise the same on
+# both ranks?
 
 # %% id="predict-seeds" tags=["prediction"]
-guess = ...
+guess = ...  # 0 to 4
 
 # %% id="seeds"
 rows = []
@@ -816,7 +821,7 @@ for kind in ("missing", "order"):
 # waits for a sign from each of the others, and after its time limit says who is missing.
 
 # %% id="monitored"
-said = launch(ranks.monitored, 3, patience_s=1.0)
+said = launch(ranks.monitored, 3, patience_s=0.5)
 print(said[0])
 
 # %% [markdown] id="guilty-text"
@@ -937,7 +942,7 @@ print("torchrun", " \\\n    ".join(torchrun_command(ranks.train_on, 2, max_resta
 
 # %% id="link" tags=["nbval-ignore-output"]
 sizes = [4_000, 40_000, 400_000, 1_000_000, 4_000_000, 16_000_000]
-times = launch(ranks.all_reduce_seconds, 2, sizes_bytes=sizes, seconds=0.15 if FAST else 1.0)[0]
+times = launch(ranks.all_reduce_seconds, 2, sizes_bytes=sizes, seconds=LONG_S / 2)[0]
 link = fit_link(sizes, times, n_ranks=2)
 print(f"latency {1e6 * link.latency_s:.0f} µs, bandwidth {link.bytes_per_s / 1e9:.2f} GB/s")
 rows = [
@@ -953,7 +958,7 @@ print(table(rows, ("tensor", "measured", "fitted")))
 
 # %% id="step-times" tags=["nbval-ignore-output"]
 caps = (0.5, 2, 4, 16)
-found = launch(ranks.step_seconds, 2, caps_mb=caps, n_layers=8, width=512, batch=256, steps=9 if FAST else 40)[0]
+found = launch(ranks.step_seconds, 2, caps_mb=caps, n_layers=8, width=512, batch=128, steps=5 if FAST else 40)[0]
 layer_bytes, layer_s = [4 * 512 * 512] * 8, [found["alone"] / 8] * 8
 rows = [("none sent", f"{1000 * found['alone']:.1f} ms", "")]
 for cap, seconds in zip(caps, found["caps"]):
@@ -986,9 +991,9 @@ explore_buckets(measured=link)
 # of 64 for each rank.
 
 # %% id="scaling" tags=["nbval-ignore-output"]
-alone_per_s = launch(ranks.throughput, 1, batch=64, width=512, seconds=0.5)[0]
+alone_per_s = launch(ranks.throughput, 1, batch=64, width=512, seconds=LONG_S)[0]
 for n in (2, 3) if FAST else (2, 3, 4):
-    together = sum(launch(ranks.throughput, n, batch=64, width=512, seconds=0.5))
+    together = sum(launch(ranks.throughput, n, batch=64, width=512, seconds=LONG_S))
     print(f"{n} ranks: {together:,.0f} examples/s, one alone {alone_per_s:,.0f}: ", end="")
     print(f"{together / alone_per_s:.2f} times as many, efficiency {together / n / alone_per_s:.0%}")
 
