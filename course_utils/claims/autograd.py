@@ -147,8 +147,9 @@ def a_loss_with_python_in_it() -> Evidence:
     "The 'None gradient' error is caused by non-differentiable operations or in-place modification inside a custom "
     "function.",
     rule=lambda seen: (
-        FALSE if "None" in (seen["not used in the loss"], seen["behind detach()"]) or seen["changed in place"] != "None"
-        else TRUE
+        TRUE if not seen["None for other reasons"] and seen["changed in place"] == "None"
+        else FALSE if seen["None for other reasons"] and seen["changed in place"] != "None"
+        else CAVEAT
     ),
     right="A gradient is None if nothing reached the tensor: it was not used, was cut off, is no leaf, or backward has "
     "not run. A change in place gives an error instead.",
@@ -160,10 +161,12 @@ def reasons_for_a_missing_gradient() -> Evidence:
         error = attempt(lambda: (use(x) + other).backward())
         return grad_text(x) if error == WORKS else error
 
+    unused, detached = after_backward(lambda x: 0), after_backward(lambda x: x.detach() * x.detach())
     return {
         "used": after_backward(lambda x: x * x),
-        "not used in the loss": after_backward(lambda x: 0),
-        "behind detach()": after_backward(lambda x: x.detach() * x.detach()),
+        "not used in the loss": unused,
+        "behind detach()": detached,
+        "None for other reasons": [unused, detached].count("None"),
         "behind long(), which has no gradient": after_backward(lambda x: x.long()),
         "changed in place": after_backward(lambda x: x.exp().add_(1).exp().add_(1)),
     }
@@ -225,7 +228,9 @@ def no_grad_in_two_threads() -> Evidence:
 @PAGE.claim(
     "A026",
     "A parameter behind a detach() or a no_grad block shows a gradient that is always zero.",
-    rule=lambda seen: TRUE if {seen["grad, behind detach()"], seen["grad, in a no_grad block"]} == {"0"} else FALSE,
+    rule=lambda seen: {"0 0": TRUE, "None None": FALSE}.get(
+        f"{seen['grad, behind detach()']} {seen['grad, in a no_grad block']}", CAVEAT
+    ),
     right="It shows None, which optimizers skip; a gradient of 0 still moves a weight if there is momentum or weight "
     "decay.",
     page="generated/torch.Tensor.grad.html",

@@ -93,7 +93,7 @@ def gradient_of_a_polynomial() -> Evidence:
 @PAGE.claim(
     "A004",
     "Once a tensor has requires_grad=True, every tensor computed from it automatically records a grad_fn.",
-    rule=lambda seen: all_some_or_none(list(seen.values())),
+    rule=lambda seen: all_some_or_none(list(seen.values())) if seen["x * 2"] else FALSE,
     right="Not results of integers or truth values (argmax, x > 0, long()), not what detach() returns, and nothing "
     "under no_grad.",
     page=NOTES,
@@ -330,7 +330,9 @@ def which_tensors_are_leaves() -> Evidence:
 @PAGE.claim(
     "A025",
     "Setting requires_grad=False on an intermediate result makes autograd skip it.",
-    rule=lambda seen: TRUE if seen["h.requires_grad = False"] == WORKS and seen["x.grad"] == "None" else FALSE,
+    rule=lambda seen: (
+        FALSE if seen["h.requires_grad = False"] != WORKS else TRUE if seen["x.grad"] == "None" else CAVEAT
+    ),
     right="An error says that only leaves have a flag that can be changed: use h.detach().",
     page="generated/torch.Tensor.detach.html",
 )

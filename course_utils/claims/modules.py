@@ -109,8 +109,8 @@ def layers_in_a_list() -> Evidence:
     "M016",
     "If a class does not inherit nn.Module, calling model.parameters() returns no parameters.",
     rule=lambda seen: TRUE if seen["plain class"] == WORKS else FALSE,
-    right="There is no such method then, and an AttributeError says so. No parameters and no error is what a plain list "
-    "of layers in an nn.Module gives.",
+    right="There is no such method then, and an AttributeError says so. No parameters and no error is what a plain "
+    "list of layers in an nn.Module gives.",
     page="generated/torch.nn.Module.html#torch.nn.Module.parameters",
 )
 def parameters_of_a_plain_class() -> Evidence:
@@ -262,7 +262,7 @@ def statistics_of_batchnorm() -> Evidence:
 @PAGE.claim(
     "M008",
     "model.train()/eval() control just two layer types, BatchNorm and Dropout.",
-    rule=lambda seen: FALSE if any(v for name, v in seen.items() if name not in ("BatchNorm1d", "Dropout")) else TRUE,
+    rule=lambda seen: FALSE if seen["others that do"] else TRUE,
     right="They set a flag that any layer may read. InstanceNorm with running statistics, RReLU, LSTM and "
     "MultiheadAttention with dropout do, and your own may.",
     page="generated/torch.nn.Module.html#torch.nn.Module.train",
@@ -284,7 +284,13 @@ def layers_that_read_the_mode() -> Evidence:
         result = layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
         return result[0] if isinstance(result, tuple) else result
 
-    return {name: not torch.equal(output(layer.eval()), output(layer.train())) for name, layer in layers.items()}
+    reads = {name: not torch.equal(output(layer.eval()), output(layer.train())) for name, layer in layers.items()}
+    return {
+        "BatchNorm1d differs between the modes": reads.pop("BatchNorm1d"),
+        "Dropout does": reads.pop("Dropout"),
+        "others that do": ", ".join(name for name in reads if reads[name]),
+        "others that do not": ", ".join(name for name in reads if not reads[name]),
+    }
 
 
 @PAGE.claim(

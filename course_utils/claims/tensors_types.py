@@ -368,15 +368,13 @@ def from_another_device_to_numpy() -> Evidence:
 @PAGE.claim(
     "T016",
     "A factory call such as torch.randn(3,4) without device= is always placed on the CPU.",
-    rule=lambda seen: TRUE if set(seen.values()) == {"cpu"} else FALSE,
+    rule=lambda seen: TRUE if seen["the same in a block `with torch.device('meta')`"] else FALSE,
     right="It goes to the default device. That is the CPU until torch.set_default_device or a block `with "
     "torch.device(...)` says otherwise.",
     page="generated/torch.set_default_device.html",
 )
 def factory_calls_without_a_device() -> Evidence:
     with torch.device("meta"):
-        inside = torch.randn(3, 4)
-    return {
-        "outside any block": torch.randn(3, 4).device.type,
-        "in a block `with torch.device('meta')`": inside.device.type,
-    }
+        inside = torch.randn(3, 4).device
+    outside = torch.randn(3, 4).device
+    return {"device": outside.type, "the same in a block `with torch.device('meta')`": inside == outside}
