@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -378,7 +379,7 @@ def _be_rank(payload: bytes, settings: _Settings, pipe: Connection) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent.join, settings.log.parent), daemon=True).start()
     # If the other guards fail: this clock runs without Python. It also writes where the rank hung.
     faulthandler.dump_traceback_later(settings.timeout_s + 10, exit=True, file=sys.stderr)
     if WHERE_SIGNAL is not None:
@@ -420,9 +421,10 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
-def _end_with(wait: Callable[[], object]) -> None:
-    """End this process when ``wait`` returns, which it does when another has ended."""
+def _end_with(wait: Callable[[], object], folder: Path) -> None:
+    """End this process when ``wait`` returns, which it does when another has ended, and remove that one's folder."""
     wait()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -579,6 +581,9 @@ def _guarded_torchrun(words: Sequence[str]) -> None:
         for member in _below(os.getpid()):
             with contextlib.suppress(*GONE):
                 member.kill()
+        for word in words:
+            if word.startswith("--log-dir="):  # the folder of this run alone
+                shutil.rmtree(word.removeprefix("--log-dir="), ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=guard, daemon=True).start()

@@ -41,6 +41,7 @@ TOKEN = "RANKS_TEST_TOKEN"
 @pytest.fixture(scope="module", autouse=True)
 def helper():
     warm_up()
+    launch(programs.threads, 1)  # waits until the helper has loaded PyTorch: time limits below are short
     yield
     cool_down()
     assert multiprocessing.active_children() == []

@@ -16,6 +16,7 @@ from course_utils.distributed import cool_down, launch, warm_up
 @pytest.fixture(scope="module", autouse=True)
 def helper():
     warm_up()
+    launch(ranks.hello, 1)  # waits until the helper has loaded PyTorch: time limits below are short
     yield
     cool_down()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from course_utils.scaling import MB, Link, Span, backward_seconds, backward_spans, plan_buckets
 from course_utils.text import table
 from course_utils.widgets.panel import Choice, Slider, View, explore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A network of 100 MB of float32 gradients, as large as a ResNet-50: late layers hold more than early ones.
 LAYERS_MB = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 2.5, 4.0, 4.0, 5.0, 5.0, 6.0, 8.0, 8.0, 12.0, 14.0, 16.0, 8.0)
@@ -74,6 +77,8 @@ def explore_buckets(measured: Link | None = None) -> None:
 
 
 def _draw(spans: list[Span], bucket_mb: float, totals_ms: list[float], backward_ms: float) -> Figure:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8.2, 3.0), layout="constrained")
     lanes, curve = figure.subplots(1, 2, width_ratios=(1.4, 1))
     names = ["backward", "network"]

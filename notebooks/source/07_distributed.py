@@ -13,8 +13,8 @@
 
 # %% id="parameters" tags=["parameters"]
 SEED = 0  # of data, weights and shuffles
-DEVICE = "auto"  # "cpu", "cuda", or "auto"; with CUDA the last section also runs on the GPUs
-FAST = True  # False: longer time limits, longer measurements
+DEVICE = "auto"  # "cpu", "cuda", or "auto"; with CUDA, section 8 also runs on the GPUs
+FAST = True  # False: longer time limits and measurements
 
 # %% id="setup" tags=["setup"]
 import inspect
@@ -881,60 +881,7 @@ for joined in (False, True):
 # Without it rank 1 begins a fourth step alone, and fails when rank 0 has gone. If rank 0 goes on to something else, an
 # evaluation for example, it waits. The simplest cure is data that is dealt evenly.
 #
-# ## 8. A rank that dies
-#
-# Machines fail, and on a hundred of them one does so every day. `torchrun` watches its ranks. If one dies, it ends all,
-# starts all again, and the program must know how to go on: from a checkpoint that all ranks read.
-
-# %% id="elastic-source"
-print(inspect.getsource(ranks.train_on))
-
-# %% [markdown] id="elastic-text"
-# Two epochs of 19 steps, a checkpoint every 5 steps. At step 13, in the middle of an epoch, rank 1 is killed with a
-# signal that no program can catch. Once without that, by `launch`, for comparison.
-#
-# **Predict.** At which step do the ranks start for the second time? And are the final weights the same as without the
-# accident: to 1e-6, to the bit, or not?
-
-# %% id="predict-elastic" tags=["prediction"]
-guess = ...  # a number and a word
-
-# %% id="elastic" tags=["nbval-ignore-output"]
-folders = [Path(tempfile.mkdtemp(prefix="lesson07-")) for _ in range(2)]
-for folder in folders:
-    checkpoints.save(folder / "data.pt", x=images, y=labels)
-settings = {"epochs": 2, "every": 5}
-launch(ranks.train_on, 2, folder=str(folders[0]), **settings)
-ended = torchrun(ranks.train_on, 2, max_restarts=1, folder=str(folders[1]), die_at=13, **settings)
-for line in ended.readable.splitlines():
-    if "] starts" in line or "] dies" in line or "] is done" in line or "exitcode" in line:
-        print(line[:110])
-print(f"torchrun ended with exit code {ended.exit_code} after {ended.seconds:.1f} s")
-
-# %% id="elastic-equal"
-calm, restarted = (checkpoints.load(folder / "final.pt")["model"] for folder in folders)
-print("exit code:", ended.exit_code)
-print("started at step 10 again:", ended.readable.count("] starts at step 10") == 2)
-print("the same weights, bit for bit:", all(torch.equal(calm[name], restarted[name]) for name in calm))
-print("processes left:", processes_left())
-print("your guess:", "none yet" if guess is ... else guess)
-
-# %% [markdown] id="elastic-says"
-# Three steps were made twice and nothing was lost, since everything that decides the next step was in the checkpoint or
-# follows from the number of the step: weights, the optimizer's momentum, the epoch of the sampler, the place in it.
-#
-# In a terminal this would have been, in one line:
-
-# %% id="elastic-command"
-print("torchrun", " \\\n    ".join(torchrun_command(ranks.train_on, 2, max_restarts=1)[:5]), "\\\n    train.py")
-
-# %% [markdown] id="elastic-bug"
-# One trap: with the `c10d` rendezvous of this version, ranks that are started again can read the addresses of their
-# dead predecessors and fail with "connection refused"
-# ([pytorch/pytorch#135712](https://github.com/pytorch/pytorch/issues/135712)). `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`
-# in the environment gives each start a store of its own; the course's `torchrun` sets it.
-#
-# ## 9. What it costs
+# ## 8. What it costs
 #
 # Two ranks on a laptop with two cores are for learning. Still, this machine has a network between its processes, the
 # loopback interface, and it can be measured: an all-reduce of growing size. The model: 2 (n − 1) messages, each with a
@@ -1023,6 +970,60 @@ else:
 # *Fully sharded data parallel* (`fully_shard`, FSDP) keeps an N-th of each on every rank. It collects the parameters of
 # a layer just before it is used (`all_gather`), and hands each rank its part of the summed gradients (the first half of
 # your ring, `reduce_scatter`). More traffic, for a fraction of the memory.
+#
+# ## 9. A rank that dies
+#
+# Machines fail, and on a hundred of them one does so every day. `torchrun` watches its ranks. If one dies, it ends all,
+# starts all again, and the program must know how to go on: from a checkpoint that all ranks read.
+
+# %% id="elastic-source"
+print(inspect.getsource(ranks.train_on))
+
+# %% [markdown] id="elastic-text"
+# Two epochs of 19 steps, a checkpoint every 5 steps. At step 13, in the middle of an epoch, rank 1 is killed with a
+# signal that no program can catch. Once without that, by `launch`, for comparison.
+#
+# **Predict.** At which step do the ranks start for the second time? And are the final weights the same as without the
+# accident: to 1e-6, to the bit, or not?
+
+# %% id="predict-elastic" tags=["prediction"]
+guess = ...  # a number and a word
+
+# %% id="elastic" tags=["nbval-ignore-output"]
+folders = [Path(tempfile.mkdtemp(prefix="lesson07-")) for _ in range(2)]
+for folder in folders:
+    checkpoints.save(folder / "data.pt", x=images, y=labels)
+settings = {"epochs": 2, "every": 5}
+launch(ranks.train_on, 2, folder=str(folders[0]), **settings)
+cool_down()  # the helper of `launch` isn't needed any more; torchrun starts every rank anew
+ended = torchrun(ranks.train_on, 2, max_restarts=1, folder=str(folders[1]), die_at=13, **settings)
+for line in ended.readable.splitlines():
+    if "] starts" in line or "] dies" in line or "] is done" in line or "exitcode" in line:
+        print(line[:110])
+print(f"torchrun ended with exit code {ended.exit_code} after {ended.seconds:.1f} s")
+
+# %% id="elastic-equal"
+calm, restarted = (checkpoints.load(folder / "final.pt")["model"] for folder in folders)
+print("exit code:", ended.exit_code)
+print("started at step 10 again:", ended.readable.count("] starts at step 10") == 2)
+print("the same weights, bit for bit:", all(torch.equal(calm[name], restarted[name]) for name in calm))
+print("processes left:", processes_left())
+print("your guess:", "none yet" if guess is ... else guess)
+
+# %% [markdown] id="elastic-says"
+# Three steps were made twice and nothing was lost, since everything that decides the next step was in the checkpoint or
+# follows from the number of the step: weights, the optimizer's momentum, the epoch of the sampler, the place in it.
+#
+# In a terminal this would have been, in one line:
+
+# %% id="elastic-command"
+print("torchrun", " \\\n    ".join(torchrun_command(ranks.train_on, 2, max_restarts=1)[:5]), "\\\n    train.py")
+
+# %% [markdown] id="elastic-bug"
+# One trap: with the `c10d` rendezvous of this version, ranks that are started again can read the addresses of their
+# dead predecessors and fail with "connection refused"
+# ([pytorch/pytorch#135712](https://github.com/pytorch/pytorch/issues/135712)). `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`
+# in the environment gives each start a store of its own; the course's `torchrun` sets it.
 
 # %% [markdown] id="clinic"
 # ## Clinic
@@ -1168,7 +1169,6 @@ for folder in folders:
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-cool_down()
 print("files removed:", not any(folder.exists() for folder in folders), "  processes left:", processes_left())
 
 # %% [markdown] id="recap"
