@@ -5,6 +5,7 @@ They are started by `distributed.launch`, or from a terminal by ``torchrun … -
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -249,15 +250,18 @@ def watch_backward(n_layers: int, width: int, cap_mb: float, steps: int) -> list
         return found
 
 
-def start(same_seed: bool, wrapped: bool) -> tuple[Tensor, Tensor]:
-    """Return the first weights and the first dropout noise of this rank."""
+def start() -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+    """Return the first weights and the first dropout noise of this rank, in four cases."""
+    found = {}
     with group() as (rank, _):
-        torch.manual_seed(7 if same_seed else 7 + rank)
-        model: nn.Module = nn.Linear(8, 8)
-        if wrapped:
-            model = DDP(model)
-        noise = F.dropout(torch.ones(64), 0.5)
-        return weights_of(model), noise
+        for seed, wrapper in itertools.product(("same seed", "seed + rank"), ("DDP", "no DDP")):
+            torch.manual_seed(7 if seed == "same seed" else 7 + rank)
+            model: nn.Module = nn.Linear(8, 8)
+            if wrapper == "DDP":
+                model = DDP(model)
+            noise = F.dropout(torch.ones(64), 0.5)
+            found[seed, wrapper] = weights_of(model), noise
+    return found
 
 
 def unused_parameter(find: bool) -> str:

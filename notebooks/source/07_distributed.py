@@ -561,11 +561,11 @@ check("distributed.shares", share)
 guess = ...  # 0 to 4
 
 # %% id="seeds"
+first, second = launch(ranks.start, 2)
 rows = []
-for same_seed, wrapped in itertools.product((True, False), repeat=2):
-    (weights, noise), (weights_1, noise_1) = launch(ranks.start, 2, same_seed=same_seed, wrapped=wrapped)
-    equal = ["same" if torch.equal(a, b) else "differ" for a, b in ((weights, weights_1), (noise, noise_1))]
-    rows.append(("same seed" if same_seed else "seed + rank", "DDP" if wrapped else "no DDP", *equal))
+for case in first:
+    equal = ["same" if torch.equal(a, b) else "differ" for a, b in zip(first[case], second[case])]
+    rows.append((*case, *equal))
 print(table(rows, ("seed", "model", "weights", "dropout noise")))
 print("your guess:", "none yet" if guess is ... else guess)
 
