@@ -65,10 +65,22 @@ LESSONS: tuple[Lesson, ...] = (
         "Why does a network of 0.8 MiB need 60 MiB to learn, and why does half the precision not take half of it?",
     ),
     Lesson(
+        "07",
+        "distributed",
+        "Distributed data parallel",
+        "Why did the same training on two processes learn something else, and why did it stop without a word?",
+    ),
+    Lesson(
         "08",
         "export",
         "Export and serving",
-        "Why does a model that reads nearly every digit in the notebook read only one in four as a service?",
+        "Why does a model that reads nearly every digit in the notebook misread most of them as a service?",
+    ),
+    Lesson(
+        "09",
+        "capstone",
+        "Capstone",
+        "Why does a network read eight digits well and two of them badly, and why did nobody see it?",
     ),
 )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from course_utils import sources
 from course_utils.errors import SourceError
+from course_utils.exercises.registry import find_exercise
 
 
 def reference_code(exercise_id: str) -> str | None:
@@ -19,11 +20,13 @@ def reference_code(exercise_id: str) -> str | None:
 def reference_program(exercise_id: str) -> tuple[str, str]:
     """Return the code of the lesson's set-up, and of the exercise's cell with the reference answer and its ``check``.
 
+    Before the exercise's own cell stand those of the exercises that it needs.
+
     Raises:
         SourceError: if this edition has no sources, or no such exercise.
     """
-    cell = sources.answer_cell(exercise_id)
-    return sources.setup_code(cell.path), sources.reference_code(cell)
+    cells = [sources.answer_cell(name) for name in (*find_exercise(exercise_id).needs, exercise_id)]
+    return sources.setup_code(cells[-1].path), "\n\n".join(map(sources.reference_code, cells))
 
 
 def answer_of(exercise_id: str, setup: str, cell: str) -> Any:

@@ -28,6 +28,7 @@ class Exercise:
         hints: three, of growing strength.
         kind: ``exercise`` or ``clinic``.
         errors: pairs of a fragment of an error message and the idea to revisit when the answer raises it.
+        needs: exercises of the same lesson whose answers this one calls.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Exercise:
     hints: tuple[str, str, str]
     kind: str = EXERCISE
     errors: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 @cache

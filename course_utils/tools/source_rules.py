@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils.errors import SourceError
+from course_utils.errors import SourceError, UsageError
+from course_utils.exercises.registry import find_exercise
 from course_utils.sources import Blank, Cell, learner_code, reference_code, segments
 from course_utils.text import did_you_mean
 
@@ -157,8 +158,10 @@ def _answers_rely_on_setup_only(path: Path, cells: list[Cell]) -> Iterator[Sourc
     for cell in cells:
         if {"parameters", "setup"} & set(cell.tags):
             given |= _Names(cell.text).bound
+    made = {cell.exercise: _Names(reference_code(cell)).bound for cell in cells if cell.is_answer and _codes(cell)}
     for cell in filter(lambda cell: cell.is_answer, cells):
-        missing = sorted(set().union(*(_Names(code).free for code in _codes(cell).values())) - given)
+        needed = set().union(*(made.get(exercise, set()) for exercise in _needs(cell)))
+        missing = sorted(set().union(*(_Names(code).free for code in _codes(cell).values())) - given - needed)
         if missing:
             fix = "import it in the setup cell, or make it in this cell: graders run exercises alone."
             yield cell.error(f"uses {missing[0]!r}, which the setup cell does not make.", fix)
@@ -214,6 +217,14 @@ def _nested(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
     for child in table.get_children():
         yield child
         yield from _nested(child)
+
+
+def _needs(cell: Cell) -> tuple[str, ...]:
+    """Return the exercises whose answers this cell's exercise may call."""
+    try:
+        return find_exercise(cell.exercise or "").needs
+    except UsageError:
+        return ()  # reported where the lesson's exercises are compared with its source
 
 
 def _codes(cell: Cell) -> dict[str, str]:

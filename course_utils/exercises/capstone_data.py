@@ -1,0 +1,189 @@
+"""Checks of lesson 09 about the data and the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from course_utils.capstone import RARE, Pile, Truth, balanced_accuracy, hidden_digits, make_pile
+from course_utils.exercises.compare import describe, has_dtype, has_shape, is_close, is_equal, is_true, is_unchanged
+from course_utils.exercises.inputs import Inputs
+from course_utils.exercises.verdicts import Check
+
+PEAK = 255.0
+MIN_ACCURACY = 0.92  # balanced, on hidden digits: 2 points above training on the pile as it came
+MIN_RECALL, MIN_PRECISION = 0.8, 0.7
+N_FEW = 250  # examples for the runs that only ask whether the same seed gives the same bits
+FIRST_SEED = 2**20  # the seeds of these piles are far from those that the lesson shows
+
+
+def pile_for(inputs: Inputs) -> tuple[Pile, Truth, int]:
+    """Return a pile that the learner hasn't seen, what is wrong with it, and its seed."""
+    seed = FIRST_SEED + inputs.size(0, 10_000)
+    return (*make_pile(seed), seed)
+
+
+def restored(images: Tensor, inverted: Tensor) -> Tensor:
+    """Return images as a network should see them, 0..1, from what is known about the pile."""
+    return torch.where(inverted[:, None, None, None], PEAK - images, images) / PEAK
+
+
+def check_unusable(unusable: Callable, inputs: Inputs) -> Iterator[Check]:
+    """capstone.unusable: images with nan, and images without ink."""
+    pile, truth, _ = pile_for(inputs)
+    before = pile.images.clone()
+    answer = unusable(pile.images)
+    yield is_true("returns a tensor", type(answer) is Tensor, detail=f"got {describe(answer)}", hint="One mask.")
+    yield has_shape("one answer for each image", answer, (len(pile),), hint="Work on images.flatten(1), axis 1.")
+    yield has_dtype("of truth values", answer, torch.bool)
+    yield is_true(
+        "finds every image with nan",
+        bool(answer[truth.broken].all()),
+        detail=f"misses {int((~answer[truth.broken]).sum())}",
+        hint="nan == nan is False: use isnan().",
+    )
+    yield is_true(
+        "finds every blank one",
+        bool(answer[truth.blank].all()),
+        detail=f"misses {int((~answer[truth.blank]).sum())}",
+        hint="Blank: no pixel is above 0.",
+    )
+    wrong = answer & ~truth.unusable
+    yield is_equal(
+        "leaves the inverted ones", int((wrong & truth.inverted).sum()), 0, hint="An inverted image can be turned back."
+    )
+    yield is_equal("leaves all others", int(wrong.sum()), 0, hint="A thin digit has little ink, but some.")
+    yield is_equal(
+        "changes no image",
+        bool(torch.equal(pile.images.nan_to_num(-1), before.nan_to_num(-1))),
+        True,
+        hint="Look, and leave the images as they are.",
+    )
+
+
+def check_restore(restore: Callable, inputs: Inputs) -> Iterator[Check]:
+    """capstone.restore: 0..1 and upright, image by image."""
+    pile, truth, _ = pile_for(inputs)
+    chosen = torch.cat(
+        [torch.nonzero(mask & ~truth.unusable).flatten()[:40] for mask in (truth.inverted, ~truth.inverted)]
+    )
+    images, wanted = pile.images[chosen], restored(pile.images[chosen], truth.inverted[chosen])
+    before = images.clone()
+    answer = restore(images)
+    yield has_shape("keeps the shape", answer, images.shape)
+    yield has_dtype("is float32", answer, torch.float32)
+    yield is_close(
+        "scales to 0..1 and turns the inverted ones back",
+        answer,
+        wanted,
+        hint="Divide by 255; in every image paper is 0 then.",
+        mistakes=[
+            (images / PEAK, "The inverted ones are still inverted."),
+            (1 - images / PEAK, "You inverted all of them. Only some are inverted: decide for each image."),
+            (
+                torch.where(truth.inverted[chosen][:, None, None, None], PEAK - images, images),
+                "The values are 0..255. The network wants 0..1.",
+            ),
+        ],
+    )
+    yield is_unchanged("the input stays as it was", images, before)
+    alone = torch.cat([restore(image[None]) for image in images[:20:2]])
+    yield is_close(
+        "and each image by itself",
+        alone,
+        wanted[:20:2],
+        hint="A service gets one image at a time: no number may come from the batch.",
+    )
+    yield is_close(
+        "a blank image stays paper",
+        restore(torch.zeros(1, 1, 28, 28)),
+        torch.zeros(1, 1, 28, 28),
+        hint="Without ink there is nothing to turn back, and nothing to divide by.",
+    )
+
+
+def check_suspects(suspects: Callable, inputs: Inputs) -> Iterator[Check]:
+    """capstone.suspects: wrong labels, judged by what is known about the pile."""
+    pile, truth, _ = pile_for(inputs)
+    usable = ~truth.unusable
+    images = restored(pile.images, truth.inverted)[usable]
+    labels, right, annotators = pile.labels[usable], truth.labels[usable], pile.annotators[usable]
+    given = labels.clone()
+    answer = suspects(images, labels, annotators)
+    yield is_true("returns a tensor", type(answer) is Tensor, detail=f"got {describe(answer)}", hint="One mask.")
+    yield has_shape("one answer for each example", answer, labels.shape)
+    yield has_dtype("of truth values", answer, torch.bool)
+    yield is_unchanged("the labels stay as they were", labels, given)
+    wrong = labels != right
+    share_flagged = answer.float().mean().item()
+    recall = (answer & wrong).sum().item() / max(int(wrong.sum()), 1)
+    yield is_true(
+        f"finds at least {MIN_RECALL:.0%} of the wrong labels",
+        recall >= MIN_RECALL,
+        detail=f"finds {recall:.0%} of {int(wrong.sum())}",
+        hint="Ask a network that was not trained on the example. One that was has learned the wrong label by heart.",
+    )
+    precision = (answer & wrong).sum().item() / max(int(answer.sum()), 1)
+    rare = torch.isin(right, torch.tensor(RARE))
+    rare_lost = (answer & rare & ~wrong).sum().item() / max(int((rare & ~wrong).sum()), 1)
+    hint = "Who gave the labels that the network doubts? Believe the careful annotators unless it is very sure."
+    if share_flagged > 0.5:
+        hint = "More than half of all labels are under suspicion. Is the mask the wrong way round?"
+    elif rare_lost > 0.25:
+        hint = (
+            f"{rare_lost:.0%} of the rare digits are suspected though their labels are right: weight the loss by class."
+        )
+    yield is_true(
+        f"at least {MIN_PRECISION:.0%} of the suspects are wrong",
+        precision >= MIN_PRECISION,
+        detail=f"{precision:.0%} of {int(answer.sum())}",
+        hint=hint,
+    )
+
+
+def check_train(train: Callable, inputs: Inputs) -> Iterator[Check]:
+    """capstone.train: the same seed gives the same bits, and the hidden digits are read."""
+    pile, truth, seed = pile_for(inputs)
+    kept = ~truth.unusable & ((pile.labels == truth.labels) | (inputs.rand(len(pile)) < 0.05))
+    images, labels = restored(pile.images, truth.inverted)[kept], pile.labels[kept]
+    runs = []
+    for draw, own_seed in ((1, 7), (2, 7), (3, 8)):
+        torch.manual_seed(draw)  # what was drawn before must not matter
+        model = train(images[:N_FEW].clone(), labels[:N_FEW].clone(), own_seed)
+        yield is_true(
+            "returns a module", isinstance(model, nn.Module), detail=f"got {describe(model)}", hint="The net."
+        )
+        runs.append([value.clone() for value in model.state_dict().values()])
+    same, other = (all(map(torch.equal, runs[0], run)) for run in runs[1:])
+    yield is_true(
+        "the same seed gives the same weights, bit for bit",
+        same,
+        detail="they differ",
+        hint="Seed the first weights, the order of batches, the augmentation and Dropout, not only one of them.",
+    )
+    yield is_true("another seed gives others", not other, detail="they are equal", hint="Use the seed that comes in.")
+    model = train(images, labels, seed)
+    yield is_true(
+        "comes back in eval mode",
+        not any(part.training for part in model.modules()),
+        detail="something is in train mode",
+        hint="model.eval()",
+    )
+    x, y = hidden_digits(seed)
+    with torch.no_grad():
+        logits = model(x / PEAK)
+    yield has_shape("gives ten scores for each image", logits, (len(y), 10))
+    found = balanced_accuracy(logits.argmax(1), y)
+    per_class = [(logits.argmax(1)[y == c] == c).float().mean().item() for c in range(10)]
+    worst = min(range(10), key=per_class.__getitem__)
+    hint = "More epochs, a learning rate that falls at the end, and affine_augment."
+    if worst in RARE and min(per_class) < 0.85:
+        hint = f"The {worst} is recognised in {per_class[worst]:.0%}: it is rare in the pile. Weight the loss by class."
+    yield is_true(
+        f"a balanced accuracy of at least {MIN_ACCURACY:.0%} on hidden digits",
+        found >= MIN_ACCURACY,
+        detail=f"{found:.1%}",
+        hint=hint,
+    )
