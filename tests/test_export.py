@@ -28,12 +28,14 @@ from course_utils.export import (
     parity,
     quantize_linears,
     quantize_onnx,
+    quantize_rows,
     quiet,
     state_bytes,
     still_training,
     to_onnx,
     to_program,
     torch_threads,
+    traced,
     two_of,
 )
 from course_utils.paths import ROOT, course_first
@@ -120,6 +122,21 @@ def test_what_can_not_be_captured_is_refused_with_the_reason(model, capfd):
     with pytest.raises(ExportError, match=r"any size(.|\n)*torch\.cond"):
         to_program(model, torch.rand(2, 3))
     assert capfd.readouterr().err == ""
+
+
+def test_a_trace_freezes_the_branch_of_its_example_and_warns():
+    run, warned = traced(Decides(), torch.zeros(2, 3))
+    assert "TracerWarning" in warned
+    assert torch.equal(run(torch.ones(2, 3)), torch.ones(2, 3))  # the model itself gives zeros
+
+
+def test_rows_in_int8_are_off_by_half_a_unit_at_most():
+    matrix = torch.cat([torch.randn(5, 9), torch.zeros(1, 9)])
+    q, scale = quantize_rows(matrix)
+    assert q.dtype == torch.int8
+    assert q.abs().amax(1).tolist() == [127] * 5 + [0]
+    assert scale[5] == 1
+    assert ((q * scale[:, None] - matrix).abs() <= 0.501 * scale[:, None]).all()
 
 
 def test_two_of_never_gives_the_exporter_a_batch_of_one():

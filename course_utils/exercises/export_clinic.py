@@ -19,7 +19,7 @@ from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.export import quiet
 
-BUSY_S = 0.3  # how long the model of the blocking service computes
+BUSY_S = 0.6  # how long the model of the blocking service computes, unless the health check has answered
 
 
 def check_clinic_preprocess(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -188,7 +188,7 @@ def check_clinic_blocking(make_service: Callable, inputs: Inputs) -> Iterator[Ch
     yield is_true("returns an app", callable(app), detail=f"got {describe(app)}", hint="return app")
     try:
         with ThreadPoolExecutor(1) as pool:  # the notebook's own thread has a running loop
-            seen = pool.submit(lambda: asyncio.run(_two_at_once(app))).result(60)
+            seen = pool.submit(lambda: asyncio.run(_two_at_once(app, let_go))).result(60)
     finally:
         let_go.set()
     statuses, digits, order = seen
@@ -204,7 +204,7 @@ def check_clinic_blocking(make_service: Callable, inputs: Inputs) -> Iterator[Ch
     )
 
 
-async def _two_at_once(app: Any) -> tuple[list[int], Any, list[str]]:
+async def _two_at_once(app: Any, let_go: threading.Event) -> tuple[list[int], Any, list[str]]:
     order: list[str] = []
 
     async def ask(client: httpx.AsyncClient, name: str, method: str, content: bytes | None) -> httpx.Response:
@@ -214,10 +214,11 @@ async def _two_at_once(app: Any) -> tuple[list[int], Any, list[str]]:
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         slow = asyncio.create_task(ask(client, "predict", "POST", b"3"))
-        await asyncio.sleep(BUSY_S / 6)  # it has started by now
+        await asyncio.sleep(0.05)  # it has started by now
         try:
             quick = await ask(client, "health", "GET", None)
         finally:
+            let_go.set()
             first = await slow
     return [first.status_code, quick.status_code], _json(first), order
 

@@ -136,7 +136,7 @@ def check_gather(gather: Callable, inputs: Inputs) -> Iterator[Check]:
     stop = threading.Event()
     drip = threading.Thread(target=_drip, args=(waiting, 0.1, stop), daemon=True)
     drip.start()
-    answer, took, ended = _timed(gather, waiting, 1000, 0.35)
+    answer, took, ended = _timed(gather, waiting, 50, 0.35)
     stop.set()
     drip.join()
     yield is_true("the wait ends, however many come", ended, detail=f"not within {PATIENCE_S:g} s",

@@ -1,7 +1,7 @@
 # %% [markdown] id="title"
 # # 08 Export and serving
 #
-# **Why does a model that reads nearly every digit in the notebook read only one in four as a service?**
+# **Why does a model that reads nearly every digit in the notebook misread most of them as a service?**
 #
 # The model is trained, the test looks good, somebody exports it and puts it behind a web address. It answers, with
 # status 200 and high confidence, and much of what it answers is wrong. No line of code has failed: between the notebook
@@ -17,12 +17,14 @@ DEVICE = "auto"  # the model trains on "cpu", "cuda", or "auto" for the best one
 FAST = True  # False: a longer training, and longer measurements
 
 # %% id="setup" tags=["setup"]
-import asyncio
+import copy
 import json
 import math
+import pickle
 import queue
 import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -134,7 +136,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="evidence-says"
 # Nothing failed, and every service answers with confidence. The ordinary pictures are a disaster that somebody will
-# notice. The other two faults are worse: they cost a little, nobody notices, and they stay for years.
+# notice. The other two faults are worse: they cost a little, nobody notices, and they stay for years. Without
+# preparation, the model has also become certain of everything, right or wrong.
 #
 # All three have one root. What was exported was not what was tested.
 #
@@ -178,7 +181,42 @@ with torch.no_grad():
     same = torch.equal(shipped(test.images), reader(prepare(pixels)))
 print("from raw bytes, the same logits as in the notebook:", same)
 
-# %% [markdown] id="mode-text"
+# %% [markdown] id="file-text"
+# ### What kind of file?
+#
+# `torch.save(model)` writes a **pickle**: the weights, and the *name* of the class. Who loads it needs the class, in
+# the same place, from the same version. And a pickle may hold calls, which are made when it is loaded. Here is a file
+# that looks like weights.
+#
+# **Predict.** It is loaded with `torch.load`, in two ways: with `weights_only=False`, and as the default is. In which
+# of them does the line in the file get printed?
+
+# %% id="predict-pickle" tags=["prediction"]
+guess = ...  # (True or False, True or False)
+
+
+# %% id="pickle"
+class Surprise:
+    def __reduce__(self):
+        return print, ("  this line was in the file",)
+
+
+scratch = tempfile.TemporaryDirectory(prefix="lesson08-")  # the last cell removes it
+folder = Path(scratch.name)
+torch.save({"weights": Surprise()}, folder / "gift.pt")
+print("weights_only=False:")
+torch.load(folder / "gift.pt", weights_only=False)
+print("the default:")
+try:
+    torch.load(folder / "gift.pt")
+except pickle.UnpicklingError as error:
+    print("  UnpicklingError:", str(error).split(".")[0])
+print("your guess:", "none yet" if guess is ... else guess)
+
+# %% [markdown] id="file-says"
+# It could have been any call. So: a `state_dict`, which is plain tensors and loads under the default, where the class
+# is at hand; an exported program or an ONNX file, where it is not. Sections 2 and 4 write those.
+#
 # ### The mode is a switch on every module
 #
 # `eval()` on the whole sets all of them. But a frozen body, a block that was replaced after `eval()`, or one `train()`
@@ -324,8 +362,6 @@ check("export.parity", largest_difference)
 # The process gets the saved program and never sees the class `DigitCNN`.
 
 # %% id="package-start" tags=["nbval-ignore-output"]
-scratch = tempfile.TemporaryDirectory(prefix="lesson08-")  # the last cell removes it
-folder = Path(scratch.name)
 build = PackageBuild(program, folder) if has_compiler() else None
 print("the build has started" if build else "no C++ compiler here: this lesson goes on without the package")
 
@@ -368,10 +404,10 @@ guess = ...
 
 # %% id="trace"
 old, warned = traced(deciding, pixels[:2])  # torch.jit.trace, and the kinds of warnings that it gave
-print("warnings:", warned)
+print("a TracerWarning:", "TracerWarning" in warned)
 for name, batch_of in (("as in training", pixels), ("ordinary pictures", 255 - pixels)):
     (row,) = parity(deciding, old, batch_of, [512])
-    print(f"{name}: agrees with the model: {row.agree == 1}, largest difference below 1e-3: {row.largest < 1e-3}")
+    print(f"{name}: the same digits: {row.agree == 1}, largest difference below 1e-3: {row.largest < 1e-3}")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="trace-says"
@@ -402,30 +438,29 @@ class WithCond(WithIf):
 conditional = torch.export.export(WithCond(shipped).eval(), (pixels[:2],), dynamic_shapes=({0: batch},))
 for name, batch_of in (("as in training", pixels), ("ordinary pictures", 255 - pixels)):
     (row,) = parity(deciding, conditional.module(), batch_of, [512])
-    print(f"{name}: agrees with the model: {row.agree == 1}, largest difference below 1e-3: {row.largest < 1e-3}")
+    print(f"{name}: the same digits: {row.agree == 1}, largest difference below 1e-3: {row.largest < 1e-3}")
 
 # %% [markdown] id="mixed-text"
 # Exported, and still wrong. The model decides for the whole batch. In a notebook a batch is one thing; behind a service
 # it is whoever asked in the same few milliseconds.
 #
-# **Predict.** 30 images as in training, and 2 ordinary pictures, in one batch. How many of the 2 get the answer that
-# they would get alone?
+# **Predict.** 60 images as in training and 10 ordinary pictures come in one batch. How many of the 10 get the answer
+# that they would get alone?
 
 # %% id="predict-mixed" tags=["prediction"]
-guess = ...  # 0, 1 or 2
+guess = ...  # 0 to 10
 
-# %% id="mixed"
-read = [i for i in range(40) if deciding(255 - pixels[i : i + 1]).argmax() == test.labels[i]][:2]  # read when alone
-crowd = torch.cat([pixels[100:130], 255 - pixels[read]])
+# %% id="mixed" tags=["nbval-ignore-output"]
+crowd = torch.cat([pixels[100:160], 255 - pixels[:10]])
 with torch.no_grad():
-    answers = deciding(crowd).argmax(1)[30:]
-    alone = torch.cat([deciding(255 - pixels[i : i + 1]) for i in read])
-    moved = (deciding(crowd)[30:] - alone).abs().amax(1) > 1
-print("logits moved by more than 1:", moved.tolist())
-print("your guess:", "none yet" if guess is ... else guess)
+    together = deciding(crowd).argmax(1)[60:]
+    alone = torch.cat([deciding(255 - pixels[i : i + 1]) for i in range(10)]).argmax(1)
+print("alone:   ", alone.tolist())
+print("together:", together.tolist())
+print(f"the same: {(alone == together).sum()} of 10, your guess: {'none yet' if guess is ... else guess}")
 
 # %% [markdown] id="branch-ex-text"
-# The two were read wrongly because of their neighbours. A service may never depend on who else asks.
+# The others were misread because of their neighbours. An answer may never depend on who else asks.
 #
 # ### Exercise: a decision for each image
 #
@@ -476,7 +511,7 @@ print("facts:", onnx_reader.metadata)
 print("operators:", dict(Counter(node.op_type for node in result.model.graph)))
 
 # %% [markdown] id="onnx-says"
-# `batch` in the shape: any size. The program of 13 operators is smaller now: BatchNorm has been multiplied into the
+# `batch` in the shape: any size. There are fewer operators than in the program: BatchNorm has been multiplied into the
 # convolutions, and dropout is gone.
 #
 # Parity, on real digits, for batches of 1, 7 and 512: one alone, one that is no power of two, one that is large.
@@ -504,8 +539,6 @@ print("your guess:", "none yet" if guess is ... else guess)
 # And what if the model is in training mode? People say that exporting it gives no warning.
 
 # %% id="onnx-train"
-import warnings
-
 reader.train()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -570,7 +603,7 @@ check("export.int8-linear", int8_linear)
 # tutorials, is deprecated in its favour). ONNX Runtime has its own tools and quantizes convolutions as well. Which
 # works on *this* CPU? Nobody knows from reading. Each one is measured in three numbers.
 #
-# **Predict.** int8 has a quarter of the bits. Which of the five variants, if any, is quicker than the float32 model in
+# **Predict.** int8 has a quarter of the bits. Which of the four variants, if any, is quicker than the float32 model in
 # the same runtime?
 
 # %% id="predict-int8" tags=["prediction"]
@@ -648,7 +681,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 # The same tool, the same CPU, the opposite result. **int8 is a promise about size. Speed you measure**, with your
 # model, on the machine that will serve.
 
-# %% [markdown] id="s7"
+# %% [markdown] id="s6"
 # ## 6. A service
 #
 # Now HTTP. The course's service is a FastAPI app with four routes: `POST /predict`, `GET /health`, `GET /about`,
@@ -669,7 +702,8 @@ print("threads left behind:", service_threads())
 # %% [markdown] id="first-request-says"
 # `client` is httpx, a real HTTP client: the request went through the network stack and back. The statistics count one
 # request more than we sent: the app shows the model a blank image before it takes requests, so a broken model stops the
-# start and not a customer.
+# start and not a customer. To use a service over several cells, write `service = Service(app).start()` in the first and
+# `service.stop()` in the last.
 #
 # ### What comes in from outside
 #
@@ -740,7 +774,7 @@ def read_request(body, content_type):
 check("export.read-request", read_request)
 # hint("export.read-request")
 
-# %% [markdown] id="s8"
+# %% [markdown] id="s7"
 # ## 7. Many at once
 #
 # Most of the cost of a call is often the same for one image and for many. So a service lets requests that arrive
@@ -764,15 +798,15 @@ bodies = [request_body(pixels[i : i + 1].int()) for i in range(16)]
 rows, loads = [], {}
 for most in (1, 64):
     with Service(make_app(costly, max_batch=most)) as service, service.client() as client:
-        load = loads[most] = load_test(service.url, bodies, n_requests=100, n_clients=8, timeout_s=20)
+        load = loads[most] = load_test(service.url, bodies, n_requests=80, n_clients=8, timeout_s=20)
         stats = client.get("/stats").json()
     rows.append((most, f"{load.per_second:.0f}", f"{load.latency_ms(0.5):.0f}", stats["batches"], stats["largest"]))
 print(table(rows, ("max_batch", "requests/s", "median, ms", "calls of the model", "largest batch")))
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% id="batching-facts"
-print("all answered:", all(load.statuses == {200: 100} for load in loads.values()))
-print("batching serves more than twice as many:", loads[64].per_second > 2 * loads[1].per_second)
+print("all answered:", all(load.statuses == {200: 80} for load in loads.values()))
+print("batching serves more per second:", loads[64].per_second > loads[1].per_second)
 
 # %% [markdown] id="gather-text"
 # One at a time, 20 ms each: at most 50 per second, and each request waits for seven others. With batches, the clients
@@ -816,7 +850,7 @@ check("export.gather", gather)
 with Service(make_app(costly, max_batch=1, max_waiting=4)) as service, service.client() as client:
     load = load_test(service.url, bodies, n_requests=120, n_clients=24, timeout_s=20)
     print("statuses that came:", sorted(load.statuses), "  all accounted for:", sum(load.statuses.values()) == 120)
-    print("nobody who was served waited for a second:", load.latencies_ms[-1] < 1000)
+    print("nobody who was served waited for two seconds:", load.latencies_ms[-1] < 2000)
     print("healthy:", client.get("/health").status_code == 200)
 
 # %% [markdown] id="end-text"
@@ -835,7 +869,7 @@ except KeyboardInterrupt:
 with Service(make_app(onnx_reader), port=service.port) as again, again.client() as client:
     print("the port is free again:", client.get("/health").json())
 
-# %% [markdown] id="s6"
+# %% [markdown] id="s8"
 # ## 8. Which one serves?
 #
 # The package from section 2 should be ready by now. `load_package` gives a function; its parity is tested like that of
@@ -847,7 +881,7 @@ if build is None:
     print("No C++ compiler here. With one, this cell would load compiled code and compare it with the model.")
 else:
     try:
-        packaged = load_package(build.result())
+        packaged = load_package(build.result(timeout_s=15 if FAST else 180))
         for row in parity(shipped, packaged, pixels):
             print(f"batch {row.batch:>3}: largest difference {row.largest:.1e}, the same digit for {row.agree:.0%}")
         print(f"built in {build.seconds:.0f} s, {human_bytes(build.package.stat().st_size)}, weights included")
@@ -873,6 +907,13 @@ for name, file in (("ONNX Runtime", path), ("ONNX Runtime int8", static)):
     backends.append(
         Backend(name, lambda threads, file=file: calling_onnx(OnnxModel(file, threads=threads)), file.stat().st_size)
     )
+if device.type == "cuda":
+    on_gpu = copy.deepcopy(shipped).to(device)
+    backends.append(
+        Backend("PyTorch, CUDA", lambda threads: lambda x: on_gpu(x.to(device)).cpu(), state_bytes(shipped))
+    )
+else:
+    print("With CUDA there would be one line more: the GPU, with the way there and back.")
 explore_backends(backends, pixels)
 
 # %% [markdown] id="best-batch-text"
@@ -908,7 +949,7 @@ check("export.best-batch", best_batch)
 # never imports PyTorch. It ends with the block, and even if this notebook is killed.
 
 # %% id="process" tags=["nbval-ignore-output"]
-n_requests = 200 if FAST else 2000
+n_requests = 200 if FAST else 800
 rows = []
 for name, place in (("thread", Service(make_app(onnx_reader))), ("process", ServiceProcess(path))):
     with place as service:
@@ -949,8 +990,8 @@ check("export.percentiles", percentiles)
 # %% [markdown] id="when-text"
 # **When is which the better choice?** Eager PyTorch while the model still changes, and where its time doesn't matter. A
 # compiled package where PyTorch's library is there anyway, above all on GPUs. ONNX Runtime where you serve small models
-# on CPUs, want a small installation, or leave Python. Whatever you choose: lock the versions of what serves, and run
-# the parity test where it serves.
+# on CPUs, want a small installation, or leave Python. Whatever you choose: lock the versions of what serves, write them
+# into the file's facts, and run the parity test where it serves.
 
 # %% [markdown] id="clinic"
 # ## Clinic

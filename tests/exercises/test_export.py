@@ -749,7 +749,7 @@ def _health_is_slow(read_digit):
 
     @app.get("/health")
     async def health():
-        await run_in_threadpool(time.sleep, 0.6)
+        await run_in_threadpool(time.sleep, 0.9)
         return {"status": "ok"}
 
     return app
