@@ -121,19 +121,21 @@ class Costly(Dataset):
         length: number of items.
         cost_ms: time per item; 0 returns a row of a tensor that is there already.
         waiting: sleep, as for a disk or a network, instead of calculating.
+        every: only every so many-th item costs anything, and then as much as all of these together.
     """
 
-    def __init__(self, length: int, cost_ms: float = 0.0, waiting: bool = False) -> None:
-        self.length, self.cost_ms, self.waiting = length, cost_ms, waiting
+    def __init__(self, length: int, cost_ms: float = 0.0, waiting: bool = False, every: int = 1) -> None:
+        self.length, self.cost_ms, self.waiting, self.every = length, cost_ms, waiting, every
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        cost_s = 0.0 if index % self.every else self.cost_ms * self.every / 1000
         if self.waiting:
-            time.sleep(self.cost_ms / 1000)
+            time.sleep(cost_s)
         else:
-            _busy(self.cost_ms / 1000)
+            _busy(cost_s)
         return torch.full((64,), float(index)), index % 10
 
 

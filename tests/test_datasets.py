@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 import torch
@@ -95,6 +96,11 @@ def test_costly_items_and_counting():
     assert x.shape == (64,)
     assert label == 3
     assert Costly(2, 0.1, waiting=True)[1][1] == 1
+    uneven = Costly(8, 2.0, waiting=True, every=4)
+    started = time.perf_counter()
+    uneven[0], uneven[4]
+    assert time.perf_counter() - started >= 0.016  # each as much as four items
+    assert all(uneven[i][1] == i for i in range(8))
     counting = Counting(3)
     assert [counting[0], counting[2]] == [0, 2]
     assert counting.read == 2

@@ -32,6 +32,10 @@ EXERCISES = [
         errors=(
             ("NotADirectoryError", "README.png lies beside the class folders: take folders only."),
             ("Not a directory", "README.png lies beside the class folders: take folders only."),
+            (
+                "invalid literal for int",
+                "A class may be called anything. Number the sorted names: enumerate(sorted(...)).",
+            ),
         ),
     ),
     Exercise(
@@ -75,6 +79,9 @@ EXERCISES = [
             "torch.bincount(labels) counts. Index its result with labels: one entry for each example.",
             "1 / torch.bincount(labels)[labels]",
         ),
+        errors=(
+            ("out of bounds", "A class number in between may not occur. torch.bincount has a place for each number."),
+        ),
     ),
     Exercise(
         id="data.seed-rng",
@@ -84,6 +91,12 @@ EXERCISES = [
             "In the worker there is a copy of the dataset. How do you get at it there?",
             "get_worker_info() has dataset, and a seed that differs for each worker and each epoch.",
             "info.dataset.rng = np.random.default_rng(info.seed)",
+        ),
+        errors=(
+            ("has no attribute 'seed'", "A np.random.Generator can't be seeded again. Put a new one in its place."),
+            ("name 'dataset' is not defined", "get_worker_info().dataset is this worker's copy of the dataset."),
+            ("has no attribute 'random'", "rng stays a np.random.Generator: np.random.default_rng(seed)."),
+            ("must be between 0 and", "default_rng takes a seed of any size; np.random.RandomState only 32 bits."),
         ),
     ),
     Exercise(
@@ -100,6 +113,7 @@ EXERCISES = [
             ("no attribute 'num_workers'", "get_worker_info() is None in the main process: ask before you use it."),
             ("has no len", "A stream has no length: go along it with enumerate or islice."),
             ("not subscriptable", "A stream can't be indexed: go along it with enumerate or islice."),
+            ("not all arguments converted", "Items may be anything, here text. Count their places: enumerate(items)."),
         ),
     ),
     Exercise(

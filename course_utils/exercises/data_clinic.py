@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from course_utils.exercises.compare import describe, is_equal, is_true
+from course_utils.exercises.data_sampling import worker_seed
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.workers import acting_as_worker
@@ -38,7 +39,14 @@ def check_clinic_numbers(class_numbers: Callable, inputs: Inputs) -> Iterator[Ch
 def check_clinic_baked(noisy: object, inputs: Inputs) -> Iterator[Check]:
     """Clinic data.clinic-baked: an augmentation that is drawn anew each time an item is read."""
     images = inputs.randn(5, 1, 3, 4)
-    dataset = noisy(images, lambda image: image + torch.rand(()))
+    shapes = []
+
+    def transform(image: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(image.shape))
+        return image + torch.rand(())
+
+    dataset = noisy(images, transform)
+    early = len(shapes)
     yield is_true("has a length", len(dataset) == 5, detail=f"got {describe(len(dataset))}", hint="len(self.images)")
     first, again = dataset[2], dataset[2]
     yield is_true(
@@ -51,12 +59,24 @@ def check_clinic_baked(noisy: object, inputs: Inputs) -> Iterator[Check]:
         detail="both readings are the same",
         hint="__init__ runs once, __getitem__ at each reading. Keep the images, and transform when one is read.",
     )
+    yield is_true(
+        "the transform gets one image",
+        set(shapes) <= {(1, 3, 4)},
+        detail=f"it got shapes {sorted(set(shapes))}",
+        hint="self.transform(self.images[index]): choose the image first, (C, H, W), then transform it.",
+    )
     shift = (first - images[2]).flatten()
     yield is_true(
         "the versions are made from the original",
         bool((shift > -1e-5).all() and (shift < 1 + 1e-5).all() and (shift - shift[0]).abs().max() < 1e-5),
         detail="an image was transformed more than once, or another one was read",
         hint="Transform the original once: no transformed image may be transformed again.",
+    )
+    yield is_true(
+        "the transform is called once for each reading",
+        len(shapes) == 2,
+        detail=f"{early} calls when the dataset was made, {len(shapes) - early} for two readings",
+        hint="One call, in __getitem__.",
     )
     for _ in range(20):
         last = dataset[2]
@@ -79,7 +99,7 @@ def check_clinic_evaluate(test_loader: Callable, inputs: Inputs) -> Iterator[Che
     yield is_true(
         "every example is seen once",
         sorted(seen) == list(range(n)),
-        detail=f"{len(seen)} of {n} examples",
+        detail=f"{len(seen)} examples, {len(set(seen))} different ones of {n}",
         hint="drop_last is for training. In a test it leaves examples out.",
     )
     yield is_true(
@@ -144,8 +164,7 @@ def check_clinic_init(init: Callable, inputs: Inputs) -> Iterator[Check]:
     """Clinic data.clinic-init: a worker_init_fn that gives each worker and each epoch other numbers."""
 
     def draw(number: int, epoch: int, run: int) -> float:
-        seed = 1000 * run + 10 * epoch + number
-        with acting_as_worker(number, 2, None, seed=seed):
+        with acting_as_worker(number, 2, None, seed=worker_seed(number, epoch, run)):
             np.random.seed(7)  # the same everywhere, as torch once left it: the answer itself must seed
             init(number)
             return float(np.random.rand())

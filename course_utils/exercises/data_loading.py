@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -19,25 +20,42 @@ def check_list_images(list_images: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.list-images: files of a class folder tree with labels, in a fixed order."""
     with tempfile.TemporaryDirectory(prefix="lesson04-") as place:
         root = Path(place)
-        for name in ("wolf", "ant", "Yak"):
+        for name in ("wolf", "ant", "Yak", ".ipynb_checkpoints"):
             (root / name).mkdir()
         for name in ("wolf/b.png", "wolf/a.PNG", "ant/z.jpg", "ant/notes.txt", "ant/.hidden.png", "Yak/m.jpeg"):
             (root / name).touch()
+        (root / ".ipynb_checkpoints" / "b.png").touch()
         (root / "README.png").touch()  # an image beside the class folders
         answer = list_images(root)
         want = [("Yak/m.jpeg", 0), ("ant/z.jpg", 1), ("wolf/a.PNG", 2), ("wolf/b.png", 2)]
         yield is_true(
             "returns a list of (path, label)",
-            type(answer) is list and all(type(item) in (tuple, list) and len(item) == 2 for item in answer),
+            type(answer) in (list, tuple) and all(type(item) in (tuple, list) and len(item) == 2 for item in answer),
             detail=f"got {describe(answer)}",
             hint="Return a list, and in it a pair for each image.",
         )
-        pairs = [(str(p.relative_to(root) if isinstance(p, Path) else p), k) for p, k in answer]
-        pairs = [(p.replace("\\", "/"), k) for p, k in pairs]
+        yield is_true(
+            "each path is a Path or text, each label a number",
+            all((isinstance(p, Path) or type(p) is str) and _is_whole(k) for p, k in answer),
+            detail=f"the first pair is {describe(answer[0])}" if answer else "",
+            hint="(path, label): the file first, then the number of its class.",
+        )
+        pairs = [(_below(root, p), int(k)) for p, k in answer]
         names = [p for p, _ in pairs]
+        yield is_true(
+            "each path leads to the file from root",
+            all("/" in name or name == "README.png" for name in names),
+            detail=f"got {[str(p) for p, _ in answer][:3]}",
+            hint="A name alone doesn't say in which folder. Keep the whole path, or that below root.",
+        )
         yield is_true("leaves out other files", "ant/notes.txt" not in names, hint="notes.txt is no image.")
         yield is_true(
             "leaves out hidden files", "ant/.hidden.png" not in names, hint="Names that start with a dot are hidden."
+        )
+        yield is_true(
+            "leaves out hidden folders",
+            ".ipynb_checkpoints/b.png" not in names,
+            hint="A folder whose name starts with a dot is no class: Jupyter makes .ipynb_checkpoints.",
         )
         yield is_true("looks in class folders only", "README.png" not in names, hint="README.png has no class.")
         yield is_true("endings in capital letters count", "wolf/a.PNG" in names, hint="Compare path.suffix.lower().")
@@ -51,11 +69,30 @@ def check_list_images(list_images: Callable, inputs: Inputs) -> Iterator[Check]:
             "numbers the classes by their sorted names",
             dict(pairs),
             dict(want),
-            hint="sorted(names) puts capital letters first: Yak, ant, wolf. Count from 0, with plain int.",
+            hint="sorted(names) puts capital letters first: Yak, ant, wolf. Count from 0.",
+            mistakes=[
+                (
+                    {name: k + 1 for name, k in want},
+                    "A hidden folder took number 0, or you count from 1: leave it out before you number.",
+                )
+            ],
         )
         yield is_equal(
             "is sorted: by class, then by name", names, [p for p, _ in want], hint="The disk promises no order: sort."
         )
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, np.integer)
+
+
+def _below(root: Path, path: str | Path) -> str:
+    """Return a path relative to root, with forward slashes; one that lies elsewhere as it is."""
+    path = Path(path)
+    for place in (root, root.resolve()):
+        if path.is_relative_to(place):
+            path = path.relative_to(place)
+    return path.as_posix()
 
 
 def check_read(read: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -65,6 +102,12 @@ def check_read(read: Callable, inputs: Inputs) -> Iterator[Check]:
         image = inputs.randint(0, 256, 1, 1, height, width, dtype=torch.uint8)
         good = write_image_folder(place, image, [3]) / "3" / "0000.png"
         answer = read(good)
+        yield is_true(
+            "returns a tensor",
+            type(answer) is torch.Tensor,
+            detail=f"got {describe(answer)}",
+            hint="torch.from_numpy(np.array(image)) makes a tensor of an image; [None] adds the channel.",
+        )
         yield has_shape("has shape (1, H, W)", answer, (1, height, width), hint="One channel, then height, then width.")
         yield has_dtype("stays uint8", answer, torch.uint8, hint="Four times smaller than float32: convert later.")
         yield is_true(
@@ -104,7 +147,8 @@ def check_read(read: Callable, inputs: Inputs) -> Iterator[Check]:
 
 def check_pad(pad_batch: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.pad: a collate function for sequences of different lengths."""
-    lengths = inputs.sizes(3, 1, 7)
+    low, mid, high = sorted(inputs.sizes(3, 1, 7))
+    lengths = inputs.choice([[mid, high, low], [mid, low, high]])  # in no order: who sorts changes it
     features = inputs.size(8, 10)
     batch = [inputs.randn(t, features) for t in lengths]
     before = [item.clone() for item in batch]
@@ -121,6 +165,7 @@ def check_pad(pad_batch: Callable, inputs: Inputs) -> Iterator[Check]:
         row[: len(item)] = item
     front = torch.stack([torch.cat([row.new_zeros(max(lengths) - t, features), row[:t]]) for row, t in
                          zip(want, lengths, strict=True)])  # fmt: skip
+    by_length = torch.tensor(lengths).argsort()
     yield has_shape(
         "padded has shape (N, T, D)",
         padded,
@@ -132,10 +177,21 @@ def check_pad(pad_batch: Callable, inputs: Inputs) -> Iterator[Check]:
         padded,
         want,
         hint="Each sequence stands at the start of its row; zeros follow.",
-        mistakes=[(front, "The zeros came first. Put them at the end.")],
+        mistakes=[
+            (front, "The zeros came first. Put them at the end."),
+            (want[by_length], "The order of the batch has changed. Who sorts must sort the labels too: don't."),
+            (want[by_length.flip(0)], "The order of the batch has changed. Who sorts must sort the labels too: don't."),
+        ],
     )
     yield has_shape("lengths has shape (N,)", sizes, (3,), hint="A tensor with one length for each sequence.")
-    yield is_equal("lengths are the true ones, int64", sizes, torch.tensor(lengths), hint="In the order of the batch.")
+    yield has_dtype("lengths are int64", sizes, torch.int64, hint="Lengths are counts: whole numbers, int64.")
+    yield is_equal(
+        "lengths are the true ones",
+        sizes,
+        torch.tensor(lengths),
+        hint="len(sequence) for each, in the order of the batch.",
+        mistakes=[(torch.tensor(lengths) * features, "That counts all numbers. A length counts steps: len(sequence).")],
+    )
     for item, old in zip(batch, before, strict=True):
         yield is_unchanged("the sequences stay as they were", item, old, hint="Write into a new tensor.")
 
@@ -163,12 +219,22 @@ def check_masked_mean(masked_mean: Callable, inputs: Inputs) -> Iterator[Check]:
         hint="Sum of the real steps over the length.",
         mistakes=mistakes,
     )
+    filled = torch.where(mask[..., None], padded, 99.0)
+    kept = filled.clone()
+    one_more = torch.arange(width) <= lengths[:, None]
     yield is_close(
         "what stands in the padding doesn't count",
-        masked_mean(torch.where(mask[..., None], padded, 99.0), lengths),
+        masked_mean(filled, lengths),
         want,
         hint="The padding isn't always 0: a layer with a bias has changed it. Use a mask.",
+        mistakes=[
+            (
+                (filled * one_more[..., None]).sum(1) / lengths[:, None],
+                "One step too many: steps count from 0, so those below the length are real. < instead of <=.",
+            )
+        ],
     )
+    yield is_unchanged("the padded batch stays as it was", filled, kept, hint="Work on a copy: the caller's is needed.")
     yield is_close(
         "not even nan in the padding",
         masked_mean(torch.where(mask[..., None], padded, float("nan")), lengths),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.workers import acting_as_worker
 
+UNTOUCHED = 4_815_162_342  # the seed of a generator that nobody has seeded; nobody guesses it
+
 
 def check_weights(weights: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.weights: one weight for each example, so that each class is drawn equally often."""
@@ -22,6 +24,12 @@ def check_weights(weights: Callable, inputs: Inputs) -> Iterator[Check]:
     labels = labels[torch.tensor(inputs.permutation(len(labels)))]
     answer = weights(labels)
     sizes = torch.bincount(labels)
+    yield is_true(
+        "returns a tensor",
+        type(answer) is torch.Tensor,
+        detail=f"got {describe(answer)}",
+        hint="A floating tensor of shape (N,). torch.bincount(labels) counts, and its result can be indexed.",
+    )
     yield has_shape(
         "one weight for each example",
         answer,
@@ -74,8 +82,8 @@ def check_share(my_share: Callable, inputs: Inputs) -> Iterator[Check]:
         yield is_true(
             f"{count} workers miss nothing",
             set(together) == set(items),
-            detail=f"{len(set(together))} of {n} items",
-            hint="The length may not be divisible: what happens to the rest?",
+            detail=f"missing: {', '.join(item for item in items if item not in together)}",
+            hint=_missing(items, together),
         )
         yield is_true(
             "the shares are nearly equal",
@@ -93,20 +101,30 @@ def check_share(my_share: Callable, inputs: Inputs) -> Iterator[Check]:
     )
 
 
-def _draws(init: Callable, number: int, epoch: int, run: int = 0) -> Any:
-    """Let a worker of one epoch start, and return what its dataset's generator and NumPy's draw first."""
-    dataset = types.SimpleNamespace(rng=np.random.default_rng(0))
-    with acting_as_worker(number, 2, dataset, seed=1000 * (run + 1) + 10 * epoch + number):
-        np.random.seed(1000 * (run + 1) + 10 * epoch + number)  # as torch does in a worker
+def _missing(items: list[str], together: list[str]) -> str:
+    if items[0] not in together:
+        return "Workers are numbered from 0: worker 0 begins with item 0."
+    return "The length may not be divisible: what happens to the rest?"
+
+
+def worker_seed(number: int, epoch: int, run: int) -> int:
+    """Return a seed as torch gives it to a worker: 63 bits for each epoch and run, plus the worker's number."""
+    return random.Random(f"epoch {epoch} of run {run}").getrandbits(62) + 2**62 + number
+
+
+def _draws(init: Callable, number: int, epoch: int, run: int = 0) -> float:
+    """Let a worker of one epoch start, and return what its dataset's generator draws first."""
+    dataset = types.SimpleNamespace(rng=np.random.default_rng(UNTOUCHED))
+    with acting_as_worker(number, 2, dataset, seed=worker_seed(number, epoch, run)):
         init(number)
-        return dataset.rng.random(), np.random.rand()
+        return float(dataset.rng.random())
 
 
 def check_seed_rng(seed_rng: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.seed-rng: a worker_init_fn for a generator that the dataset holds."""
     run = inputs.size(0, 100)
-    untouched = np.random.default_rng(0).random()
-    first = _draws(seed_rng, 0, 0, run)[0]
+    untouched = np.random.default_rng(UNTOUCHED).random()
+    first = _draws(seed_rng, 0, 0, run)
     yield is_true(
         "the dataset's generator gets another state",
         first != untouched,
@@ -115,19 +133,19 @@ def check_seed_rng(seed_rng: Callable, inputs: Inputs) -> Iterator[Check]:
     )
     yield is_true(
         "two workers draw differently",
-        first != _draws(seed_rng, 1, 0, run)[0],
+        first != _draws(seed_rng, 1, 0, run),
         detail="worker 0 and worker 1 draw the same",
         hint="get_worker_info().seed differs from worker to worker.",
     )
     yield is_true(
         "two epochs draw differently",
-        first != _draws(seed_rng, 0, 1, run)[0],
-        detail="the second epoch repeats the first",
+        len({_draws(seed_rng, 0, epoch, run) for epoch in range(6)}) == 6,
+        detail="a later epoch repeats an earlier one",
         hint="The worker's number is the same in each epoch. get_worker_info().seed isn't.",
     )
     yield is_true(
         "the same seed gives the same draws",
-        first == _draws(seed_rng, 0, 0, run)[0],
+        first == _draws(seed_rng, 0, 0, run),
         detail="two runs with the same seed differ",
         hint="default_rng() without a seed asks the operating system. Give it get_worker_info().seed.",
     )
@@ -138,59 +156,78 @@ def check_leaks(leaks: Callable, inputs: Inputs) -> Iterator[Check]:
     height, width = inputs.sizes(2, 3, 6)
     train = inputs.randint(0, 4, 12, 1, height, width, dtype=torch.uint8) * 2
     test = inputs.randint(0, 4, 7, 1, height, width, dtype=torch.uint8) * 2 + 1  # odd: none of train
-    yield is_equal("finds nothing where nothing is", leaks(train, test), [], hint="Return a list of plain int.")
+    answer = leaks(train, test)
+    yield _are_positions(answer)
+    yield is_equal("finds nothing where nothing is", [int(i) for i in answer], [], hint="All pixels must agree.")
     # A near miss: the same pixels in another order, and the same sum.
     test[0] = train[1].flatten().roll(1).reshape(train[1].shape)
     test[0, 0, 0, 0] += 1
     test[2], test[5] = train[9], train[0]
     test[6] = test[5]
     answer = leaks(train, test)
-    yield is_true(
-        "returns a list of plain numbers",
-        type(answer) is list and all(type(i) is int for i in answer),
-        detail=f"got {describe(answer)}",
-        hint="[i for i, image in enumerate(test) if ...]",
-    )
+    yield _are_positions(answer)
     yield is_equal(
         "names the images of test that stand in train, sorted",
-        answer,
+        [int(i) for i in answer],
         [2, 5, 6],
         hint="All pixels must agree. Bytes can be looked up in a set: image.numpy().tobytes().",
         mistakes=[
             ([0, 9], "Those are positions in train. Positions in test were asked for."),
             ([0, 0, 9], "Those are positions in train. Positions in test were asked for."),
             ([2, 5], "Image 6 of test is the same as image 5, and stands in train too."),
+            (
+                [],
+                "Compare each image of test with every one of train, wherever it stands. A set of tensors doesn't "
+                "help: it compares objects.",
+            ),
         ],
+    )
+
+
+def _are_positions(answer: object) -> Check:
+    return is_true(
+        "returns a list of whole numbers",
+        type(answer) in (list, tuple) and all(type(i) is int or isinstance(i, np.integer) for i in answer),  # type: ignore[attr-defined]
+        detail=f"got {describe(answer)}",
+        hint="[i for i, image in enumerate(test) if ...]; .tolist() makes a list of a tensor.",
     )
 
 
 def check_step_time(step_time: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.step-time: time of a step once the pipeline is full, in ms."""
-    load, compute = float(inputs.size(40, 60)), float(inputs.size(11, 19))
+    load, compute = inputs.size(20, 29) * 2 + 0.75, float(inputs.size(11, 19))
+
+    def step(workers: int) -> object:
+        answer = step_time(load, compute, workers)
+        return float(answer) if isinstance(answer, (np.floating, np.integer)) else answer
+
     yield is_close(
         "no workers: one after the other",
-        step_time(load, compute, 0),
+        step(0),
         load + compute,
         hint="With num_workers=0 the main process loads, then computes.",
         mistakes=[(max(load, compute), "Nobody loads meanwhile: with 0 workers there is one process.")],
     )
     yield is_close(
         "one worker: the slower side decides",
-        step_time(load, compute, 1),
+        step(1),
         load,
         hint="Worker and main process work at the same time.",
-        mistakes=[(load + compute, "They work at the same time: not the sum.")],
+        mistakes=[
+            (load + compute, "They work at the same time: not the sum."),
+            (load // 1, "Times are no whole numbers: / instead of //."),
+        ],
     )
     yield is_close(
         "two workers share the loading",
-        step_time(load, compute, 2),
+        step(2),
         load / 2,
         hint="A batch comes every load / workers ms.",
         mistakes=[(load, "Two workers make two batches at a time.")],
     )
     yield is_close(
         "enough workers: computing decides",
-        step_time(load, compute, 16),
+        step(16),
         compute,
         hint="No step is quicker than its own computing.",
         mistakes=[(load / 16, "No step is quicker than its own computing.")],

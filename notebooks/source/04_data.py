@@ -4,8 +4,8 @@
 # **Why does training get slower when I add workers, and why do two of them draw the same random numbers?**
 #
 # A GPU at 30 % and a progress bar that stutters: the loop waits for data. So you write `num_workers=4`. Now the first
-# batch takes seconds, on the other machine it crashes, each example of the stream arrives four times, and the
-# augmentation repeats itself in every worker. Nothing of this is printed.
+# batch takes seconds, on the other machine it crashes, an epoch of the stream ends somewhere else, and the augmentation
+# no longer helps. Nothing says why.
 #
 # In this lesson you make a data pipeline from files on the disk to batches, start worker processes in every way that
 # your platform has, and measure what they do: what they draw, what they read, how quick they are, and when they lose.
@@ -88,18 +88,20 @@ print("example 20:", tuple(image.shape), image.dtype, "label", label)
 #
 # List the images of such a folder as pairs `(path, label)`: path as a `Path` or as text, absolute or relative to
 # `root`. Each sub-folder of `root` is a class. Classes are numbered from 0 in the order of `sorted(names)`; files come
-# class by class, sorted by name. Images end in .png, .jpg or .jpeg, in any case; names that start with a dot are
-# hidden and left out. Images that lie directly in `root` have no class.
+# class by class, sorted by name. Images end in .png, .jpg or .jpeg, in any case. Files and folders whose names start
+# with a dot are hidden and left out: Jupyter makes a folder `.ipynb_checkpoints` wherever it saves. Images that lie
+# directly in `root` have no class.
 
 # %% id="ex-list-images" tags=["exercise"] exercise="data.list-images"
 def list_images(root):
     """Return a list of (path, label), sorted."""
     ### BEGIN SOLUTION
+    def visible(folder):  # by name: Windows sorts paths as if all letters were small
+        return sorted((path for path in folder.iterdir() if path.name[0] != "."), key=lambda path: path.name)
+
     found = []
-    for label, name in enumerate(sorted(path.name for path in Path(root).iterdir() if path.is_dir())):
-        for path in sorted((Path(root) / name).iterdir()):
-            if path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith("."):
-                found.append((path, label))
+    for label, folder in enumerate(path for path in visible(Path(root)) if path.is_dir()):
+        found += [(p, label) for p in visible(folder) if p.suffix.lower() in (".png", ".jpg", ".jpeg")]
     return found
     ### END SOLUTION
 
@@ -128,13 +130,14 @@ victim.write_bytes(whole)
 print("bytes put back:", victim.read_bytes() == whole)
 
 # %% [markdown] id="corrupt-says"
-# Pillow says that something is wrong, not with which file. In a loop over a million files, that is all
-# you get. Add the name where it is known.
+# Pillow says that something is wrong, not with which file. In a loop over a million files, that is all you get. Add the
+# name where it is known.
 #
 # ### Exercise: an error that names the file
 #
-# Read a grey image as uint8 `(1, H, W)`; a colour image becomes grey by `convert("L")`. If it can't be decoded, raise
-# a `ValueError` whose text has the file's name. `Image.open` reads only the header; the pixels are decoded later.
+# Read a grey image as a uint8 tensor `(1, H, W)`; a colour image becomes grey by `convert("L")`. If it can't be
+# decoded, raise a `ValueError` whose text has the file's name. `Image.open` reads only the header; the pixels are
+# decoded later, by `convert` or by `np.array(image)`.
 
 # %% id="ex-read" tags=["exercise"] exercise="data.read"
 def read(path):
@@ -174,8 +177,9 @@ with seeded(SEED):
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="versions-says"
-# Baked in, augmentation is only another data set of the same size. The rule: what is **random** belongs into
-# `__getitem__`; what is costly and always the same (decoding, resizing) can be done once and kept.
+# Not 10 at each reading: on 8 x 8 pixels, two turns by nearly the same angle move the same pixels. Baked in,
+# augmentation is only another data set of the same size. The rule: what is **random** belongs into `__getitem__`; what
+# is costly and always the same (decoding, resizing) can be done once and kept.
 
 # %% [markdown] id="s2"
 # ## 2. From examples to batches
@@ -233,7 +237,7 @@ print(mask_of(lengths).int())
 #
 # `batch` is a list of N tensors of shape (T, D) with different T. Return `(padded, lengths)`: padded of shape
 # (N, longest T, D) with zeros after the end, lengths as an int64 tensor (N,). The order stays, and the sequences aren't
-# changed. `pad_sequence(batch, batch_first=True)` is allowed.
+# changed. `pad_sequence(batch, batch_first=True)` does the padding.
 
 # %% id="ex-pad" tags=["exercise"] exercise="data.pad"
 def pad_batch(batch):
@@ -248,37 +252,39 @@ check("data.pad", pad_batch)
 # hint("data.pad")
 
 # %% [markdown] id="packed"
-# A recurrent network reads the padding too, unless it is **packed**: then the steps lie without gaps, with the number
-# of sequences that are still running at each step.
+# A recurrent network such as a GRU goes along the steps and carries a **hidden state** from one to the next; the last
+# one stands for the whole sequence. In a **packed** batch the steps lie without gaps, with the number of sequences that
+# are still running at each step.
 #
-# **Predict.** The batch above has 3 × 5 = 15 places. How many steps are in the packed one? And does the last hidden
-# state of a short sequence change if the padding is not packed away?
+# **Predict.** We compare each sequence's last state with the one that it has alone. For which of the three lengths, 2,
+# 5 and 3, is it the same from the padded batch, and for which from the packed one?
 
 # %% id="predict-packed" tags=["prediction"]
-guess = ...
+guess = ...  # two lists of three: padded [True, True, True], packed [...]
 
 # %% id="packed-rnn"
 with seeded(SEED):
     rnn = nn.GRU(2, 4, batch_first=True)
 packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
-print("steps in the packed batch:", len(packed.data), "  running at each step:", packed.batch_sizes.tolist())
+print("places in the padded batch:", padded[:, :, 0].numel(), "  steps in the packed one:", len(packed.data))
+print("running at each step:", packed.batch_sizes.tolist())
 with torch.no_grad():
-    alone = rnn(sequences[0][None])[1]  # the short one by itself
+    alone = torch.cat([rnn(sequence[None])[1] for sequence in sequences], 1)  # (1, N, 4), one by one
     for name, batch in (("padded", padded), ("packed", packed)):
-        same = torch.allclose(rnn(batch)[1][:, 0], alone[:, 0], atol=1e-6)
-        print(f"{name}: the short sequence ends in the same state as alone: {same}")
+        same = [torch.allclose(rnn(batch)[1][:, i], alone[:, i], atol=1e-6) for i in range(3)]
+        print(f"{name}: ends as it does alone: {same}")
 unpacked, _ = pad_packed_sequence(packed, batch_first=True)
 print("unpacking gives the padded batch back:", torch.equal(unpacked, padded))
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="packed-says"
-# 10 of 15 places are real. Without packing, the short sequence runs on through zeros, and its last state is another
-# one: its result depends on who else is in the batch.
+# Without packing, the short sequences run on through zeros, and their last states are others: the result for a sequence
+# depends on who else is in its batch. Only the longest has no padding.
 #
 # ### Exercise: a mean that skips the padding
 #
 # Return the mean over the real steps of each sequence, (N, T, D) → (N, D). `lengths` is int64, (N,), each at least 1.
-# What stands in the padding must not matter: a layer may have made anything of it, even nan.
+# What stands in the padding must not matter: a layer may have made anything of it, even nan. `padded` stays as it is.
 
 # %% id="ex-masked-mean" tags=["exercise"] exercise="data.masked-mean"
 def masked_mean(padded, lengths):
@@ -302,7 +308,7 @@ check("data.masked-mean", masked_mean)
 # healthy examples does one epoch show, out of 950?
 
 # %% id="predict-weighted" tags=["prediction"]
-guess = ...
+guess = ...  # one number
 
 # %% id="weighted"
 labels = torch.tensor([0] * 950 + [1] * 50)
@@ -367,6 +373,7 @@ for dataset in (Mine(), range(3)):
 # %% [markdown] id="main-says"
 # The new Python looks for `__main__.Mine`, and its `__main__` is not this notebook. What does a spawned worker do with
 # that? The course's `first_batch_error` asks one worker for one batch, with a time limit, and returns the error.
+# (`DataLoader` itself takes the start method as `multiprocessing_context`.)
 
 # %% id="main-spawn"
 print(first_batch_error(Mine(), "spawn"))
@@ -376,18 +383,22 @@ print("processes left behind:", live_children())
 
 # %% [markdown] id="main-spawn-says"
 # That is the famous message: the worker died while it unpacked the dataset, and the reason stands in its own output,
-# if anywhere. With fork the same class works, so such a notebook runs on one machine and not on the next.
+# if anywhere. With fork the same class works, so such a notebook runs on one machine and not on the next, or on Linux
+# until its Python is renewed. (The default there became
+# [forkserver](https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods) because a fork also
+# copies the locks that other threads hold just then, and may wait for them for ever.)
+#
 # **Keep datasets, transforms and collate functions in a module.** All of this lesson's live in
 # `course_utils.datasets`. In a script, in addition, the code that starts workers stands under
 # `if __name__ == "__main__":`, because a spawned worker imports the script again.
 #
-# ### What a worker changes stays in the worker
+# ### Who counts?
 #
 # **Predict.** The dataset counts in an attribute how many of its items were read. 6 items, one epoch, with no worker
 # and with one. What does the count say here, in the notebook?
 
 # %% id="predict-counting" tags=["prediction"]
-guess = ...
+guess = ...  # two counts: (no worker, one worker)
 
 # %% id="counting"
 METHOD = start_methods("fork", "spawn")[0]  # the quickest that this platform has
@@ -426,7 +437,7 @@ except KeyboardInterrupt:
 # **Predict.** Which of the four repeat themselves, between the workers or between the epochs?
 
 # %% id="predict-draws" tags=["prediction"]
-guess = ...
+guess = ...  # for example {"torch": "between epochs"}
 
 # %% id="draws"
 rows = []
@@ -442,8 +453,9 @@ print("all start methods agree:", len(cells) == 2 * len(GENERATORS))
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="draws-says"
-# This version seeds all three global generators in each worker, NumPy's among them (older ones did not, and many pages
-# still warn of it). What it can't know is the generator that your dataset holds. Every worker has a copy in the same
+# One table for all start methods. torch seeds all three global generators in each worker, NumPy's among them
+# ([since 1.9](https://github.com/pytorch/pytorch/pull/56488); many pages still warn of it). What it can't know is the
+# generator that your dataset holds. Every worker has a copy in the same
 # state: two workers draw the same noise for different images. Workers that start anew repeat it in the next epoch
 # as well; persistent ones go on drawing, in step with each other.
 #
@@ -461,7 +473,8 @@ print("the same seed gives the same draws:", drawn == again)
 # %% [markdown] id="ex-seed-rng-text"
 # ### Exercise: seed what the dataset holds
 #
-# Write a `worker_init_fn` for a dataset that keeps a `np.random.Generator` in its attribute `rng`. Two workers must
+# Write a `worker_init_fn` for a dataset that keeps a `np.random.Generator` in its attribute `rng`. A generator has no
+# method that seeds it again: `np.random.default_rng(seed)` makes a new one. Two workers must
 # draw differently, two epochs too, and the same seed of the loader must give the same draws again. The check lets it
 # run as a worker would.
 
@@ -487,7 +500,7 @@ check("data.seed-rng", seed_rng)
 # arrives?
 
 # %% id="predict-stream" tags=["prediction"]
-guess = ...
+guess = ...  # a list of numbers
 
 # %% id="stream"
 for sharded in (False, True):
@@ -502,9 +515,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 #
 # ### Exercise: my share of the stream
 #
-# Return what belongs to this worker, as any iterable: worker `k` of `n` takes items k, k + n, k + 2n, … Outside a
-# worker
-# everything. `items` may be a stream: no `len`, no index.
+# Return what belongs to this worker, as any iterable: worker `k` of `n` takes items k, k + n, k + 2n, … Outside of a
+# worker everything. `items` may be a stream: no `len`, no index. Its items may be anything.
 
 # %% id="ex-share" tags=["exercise"] exercise="data.share"
 def my_share(items):
@@ -524,7 +536,7 @@ check("data.share", my_share)
 # ## 7. When workers win, when they lose
 #
 # Three datasets: one returns a row that is in memory already, one works 1 ms for each item, one waits 1 ms, as for a
-# disk or a network. 512 items, batches of 32. The start of the workers is timed apart.
+# disk or a network. 256 items, batches of 32. The start of the workers is timed apart.
 #
 # **Predict.** How many times as fast are 2 workers, compared with none, in each case?
 
@@ -534,9 +546,9 @@ guess = ...  # (in memory, 1 ms of work, 1 ms of waiting)
 # %% id="throughput" tags=["nbval-ignore-output"]
 counts = (0, 1, 2) if FAST else (0, 1, 2, 4, 8)
 datasets = {
-    "in memory": Costly(512),
-    "1 ms of work": Costly(512, 1.0),
-    "1 ms of waiting": Costly(512, 1.0, waiting=True),
+    "in memory": Costly(256),
+    "1 ms of work": Costly(256, 1.0),
+    "1 ms of waiting": Costly(256, 1.0, waiting=True),
 }
 for name, dataset in datasets.items():
     speeds = {speed.workers: speed for speed in throughput(dataset, counts, method=METHOD)}
@@ -549,14 +561,81 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="throughput-says"
 # A batch from a worker is written into shared memory, announced through a queue, and opened again. For items that cost
-# next to nothing this is the whole cost, and workers lose. For items that cost something they share the work: as long
-# as there are cores if it is work, and also beyond if it is waiting. And the start isn't free: a spawned worker imports
-# torch first, which takes seconds. That is what
-# `persistent_workers=True` saves, from the second epoch on.
+# next to nothing this is the whole cost, and workers lose. Items that cost something they share: work as long as there
+# are free cores, waiting also beyond.
 #
-# Two more arguments. `prefetch_factor` (2 by default) says how many batches each worker makes ahead: it evens out
-# stutter and costs memory, and makes nothing faster on average. `pin_memory=True` puts batches into memory from which a
-# GPU can copy while the program goes on, if `.to(device, non_blocking=True)` asks for it.
+# ### What the start costs
+#
+# With `persistent_workers=True` the workers stay for the next epoch. We time the first batch of two epochs, with one
+# worker, for each start method that this platform has.
+
+# %% id="starts" tags=["nbval-ignore-output"]
+for method, persistent in [(METHOD, False), *((method, True) for method in start_methods())]:
+    options = {"multiprocessing_context": method, "persistent_workers": persistent}
+    waits = []
+    with ending_workers(DataLoader(Costly(64), batch_size=32, num_workers=1, **options)) as epochs:
+        for _ in range(2):
+            started = time.perf_counter()
+            for number, _ in enumerate(epochs):
+                if number == 0:
+                    waits.append(time.perf_counter() - started)
+    stay = "persistent" if persistent else "anew each epoch"
+    print(f"{method:<10}  {stay:<15}  first batch of epoch 0: {waits[0]:.3f} s, of epoch 1: {waits[1]:.3f} s")
+
+# %% [markdown] id="starts-say"
+# A fork has everything at once. A spawned worker starts Python and imports torch, and so does each fork of the clean
+# helper process. Workers that start anew pay that in every epoch.
+#
+# ### How far ahead
+#
+# A loader with workers asks for batches before you do: `prefetch_factor` of them for each worker. The sampler lives in
+# the main process, so it can note how many indices have been asked for.
+#
+# **Predict.** Batches of one example, `prefetch_factor=2`. You hold the first batch. How many were asked for by then,
+# with one worker and with two?
+
+# %% id="predict-ahead" tags=["prediction"]
+guess = ...  # two counts: (one worker, two workers)
+
+# %% id="ahead"
+def noting(asked):
+    for index in range(100):
+        asked.append(index)
+        yield index
+
+
+for workers, ahead in ((1, 1), (1, 2), (2, 2), (2, 4)):
+    asked = []
+    options = {"num_workers": workers, "prefetch_factor": ahead, "multiprocessing_context": METHOD}
+    with ending_workers(DataLoader(Counting(100), batch_size=1, sampler=noting(asked), **options)) as epochs:
+        next(iter(epochs))
+    print(f"workers {workers}, prefetch_factor {ahead}: {len(asked)} batches asked for when the first has come")
+print("your guess:", "none yet" if guess is ... else guess)
+
+# %% [markdown] id="ahead-says"
+# `workers · prefetch_factor` at the start, and one more for each that is handed over. All of these may lie in memory at
+# once. What do you get for it? Two datasets with the same mean cost, 10 ms for an item: in one, each item costs the
+# same, in the other, every eighth costs as much as all eight. A step takes 15 ms, so one worker is quick enough on
+# average.
+
+# %% id="stutter" tags=["nbval-ignore-output"]
+for name, every in (("even", 1), ("uneven", 8)):
+    dataset = Costly(48, 10.0, waiting=True, every=every)
+    for ahead in (1, 8):
+        options = {"num_workers": 1, "prefetch_factor": ahead, "multiprocessing_context": METHOD}
+        with ending_workers(DataLoader(dataset, batch_size=1, **options)) as epochs:
+            for number, _ in enumerate(epochs):
+                if number == 0:
+                    started = time.perf_counter()
+                time.sleep(0.015)
+        print(f"{name:<7} prefetch_factor {ahead}: {1000 * (time.perf_counter() - started):5.0f} ms for 48 steps")
+
+# %% [markdown] id="stutter-says"
+# Where every batch takes equally long, more of them ahead bring nothing but memory in use. Where some take longer, a
+# stock of batches bridges the wait.
+#
+# `pin_memory=True` puts batches into memory from which a GPU can copy while the program goes on, if
+# `.to(device, non_blocking=True)` asks for it.
 
 # %% id="pinned" tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
@@ -577,7 +656,13 @@ else:
 # ## 8. Find the bottleneck, check the data
 #
 # Before you add workers, measure who waits for whom. `time_steps` trains one epoch and times four parts of each step:
-# waiting for data, forward, backward, update. Two pipelines with the same small network.
+# waiting for data, forward, backward, update. Two pipelines without workers, with batches of 32: items that take 2 ms
+# each for a network of width 32, and items that are in memory for one of width 2,048.
+#
+# **Predict.** Which percentage of the time does each pipeline wait for data?
+
+# %% id="predict-bottleneck" tags=["prediction"]
+guess = ...  # (costly items, wide network)
 
 # %% id="bottleneck" tags=["nbval-ignore-output"]
 def times_of(cost_ms, width):
@@ -593,14 +678,15 @@ measured = {"costly items": times_of(2.0, 32), "wide network": times_of(0.0, 204
 for name, times in measured.items():
     shares = "  ".join(f"{part} {times.share(part):.0%}" for part in ("data", "forward", "backward", "update"))
     print(f"{name}: {shares}")
+print("your guess:", "none yet" if guess is ... else guess)
 
 # %% id="bottleneck-verdict" tags=["nbval-ignore-output"]
 print("costly items: the bottleneck is", measured["costly items"].bottleneck)
 print("wide network: the data is the bottleneck:", measured["wide network"].bottleneck == "data")
 
 # %% [markdown] id="bottleneck-says"
-# In the first pipeline a faster network or a GPU would change next to nothing. In the second, workers would change
-# nothing: the data is there before anybody asks. Once the pipeline is full, a step takes as long as its slower side.
+# In the first pipeline a faster network or a GPU would change next to nothing. In the second, workers would change next
+# to nothing. Once workers run and the pipeline is full, loading and computing go on at the same time.
 #
 # ### Exercise: how long is a step?
 #
@@ -675,7 +761,7 @@ print("test images in train:", same.any(1).nonzero().flatten().tolist())
 # ### Exercise: seen before
 #
 # Return the positions of the test images that stand in the training set too, with all pixels equal: a sorted list of
-# plain `int`. Both are uint8 tensors, (N, 1, H, W) and (M, 1, H, W).
+# whole numbers. `train` and `test` are uint8 tensors, (N, 1, H, W) and (M, 1, H, W).
 
 # %% id="ex-leaks" tags=["exercise"] exercise="data.leaks"
 def leaks(train, test):
@@ -696,7 +782,7 @@ check("data.leaks", leaks)
 #
 # ### 1. The cat is a dog in the test
 #
-# "98 % in training, 20 % in the test, on the same images." The numbers of the classes are made from the names, once for
+# "Good in training, bad in the test, on the same images." The numbers of the classes are made from the names, once for
 # training and once for the test. Number the classes from 0 in alphabetical order.
 
 # %% id="clinic-numbers" tags=["clinic"] exercise="data.clinic-numbers"
@@ -716,7 +802,8 @@ check("data.clinic-numbers", class_numbers)
 # %% [markdown] id="clinic-baked-text"
 # ### 2. Augmented once and for all
 #
-# "I added noise, and it overfits as before." `images` is (N, C, H, W). `transform` is random and takes one image.
+# "I added noise, and it overfits as before." `images` is (N, C, H, W). `transform` is random and takes one image; each
+# reading is to call it once.
 
 # %% id="clinic-baked" tags=["clinic"] exercise="data.clinic-baked"
 class Noisy(Dataset):
@@ -736,6 +823,7 @@ class Noisy(Dataset):
     #
     # def __getitem__(self, index):
     #     return self.images[index]
+    #
     ### END STUB
     def __len__(self):
         return len(self.images)
@@ -774,12 +862,11 @@ def balanced_sampler(labels):
     """Return a sampler that draws both classes equally often."""
     weights = 1 / torch.bincount(labels)
     ### BEGIN SOLUTION
-    weights = weights[labels]
+    return WeightedRandomSampler(weights[labels], num_samples=len(labels))
     ### END SOLUTION
     ### BEGIN STUB
-    # pass
+    # return WeightedRandomSampler(weights, num_samples=len(labels))
     ### END STUB
-    return WeightedRandomSampler(weights, num_samples=len(labels))
 
 
 check("data.clinic-sampler", balanced_sampler)

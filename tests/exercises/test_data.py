@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ WRONG: WrongAnswers = {}
 # --- list-images -----------------------------------------------------------------------------------------------------
 
 
-def _listed(root, endings=(".png", ".jpg", ".jpeg"), hidden=False, lower=True, order=sorted, number=sorted, top=False):
+def _listed(
+    root, endings=(".png", ".jpg", ".jpeg"), hidden=False, lower=True, order=sorted, number=sorted, top=False, dot=False
+):
     found = []
-    names = number(p.name for p in Path(root).iterdir() if p.is_dir())
+    names = number(p.name for p in Path(root).iterdir() if p.is_dir() and (dot or p.name[0] != "."))
     for k, name in enumerate(names):
         for path in order((Path(root) / name).iterdir()):
             ending = path.suffix.lower() if lower else path.suffix
@@ -32,7 +35,7 @@ def _listed(root, endings=(".png", ".jpg", ".jpeg"), hidden=False, lower=True, o
 
 
 def _walked(root):
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     names = [(c, n) for c in classes for n in sorted(os.listdir(os.path.join(root, c)))]
     return [
         (Path(root, c, n), classes.index(c))
@@ -44,11 +47,21 @@ def _walked(root):
 RIGHT["data.list-images"] = {
     "texts": _listed,
     "absolute paths": _walked,
+    "absolute paths as texts": lambda root: [(str(path), k) for path, k in _walked(root)],
+    "a tuple, with NumPy numbers": lambda root: tuple((path, np.int64(k)) for path, k in _listed(root)),
     "lists instead of tuples": lambda root: [list(pair) for pair in _listed(root)],
 }
 WRONG["data.list-images"] = {
     "takes every file": (lambda root: _listed(root, None), "notes.txt is no image"),
     "takes hidden files": (lambda root: _listed(root, hidden=True), "start with a dot"),
+    "takes hidden folders": (lambda root: _listed(root, dot=True), "Jupyter makes"),
+    "numbers hidden folders": (
+        lambda root: [(path, k + 1) for path, k in _listed(root)],
+        "leave it out before you number",
+    ),
+    "names alone": (lambda root: [(Path(path).name, k) for path, k in _listed(root)], "in which folder"),
+    "number first": (lambda root: [(k, path) for path, k in _listed(root)], "the file first"),
+    "folder names as numbers": (lambda root: [(p, int(Path(p).parent.name)) for p, _ in _listed(root)], "enumerate("),
     "small endings only": (lambda root: _listed(root, lower=False), "suffix.lower()"),
     "takes the file at the top": (lambda root: _listed(root, top=True), "has no class"),
     "not sorted": (lambda root: _listed(root, order=lambda p: sorted(p, reverse=True)), "promises no order"),
@@ -110,6 +123,7 @@ WRONG["data.read"] = {
     "a black image instead": (_hides, "Don't hide it"),
     "no name": (lambda p: _read(p, name=False), "names the file"),
     "another error": (lambda p: _read(p, raised=RuntimeError), "raise ValueError"),
+    "an array": (lambda p: _read(p, make=lambda x: x.numpy()), "makes a tensor of an image"),
     "float": (lambda p: _read(p, make=lambda x: x / 255), "convert later"),
     "no channel": (lambda p: _read(p, make=lambda x: x[0]), "One channel"),
     "turned": (lambda p: _read(p, make=lambda x: x.mT), "then height"),
@@ -153,7 +167,14 @@ WRONG["data.pad"] = {
         lambda batch: (torch.stack([b[: min(map(len, batch))] for b in batch]), _sizes(batch)),
         "as long as the longest",
     ),
-    "sorted": (lambda batch: (pad_sequence(batch, True), _sizes(batch).sort(descending=True)[0] + 0 * 1 + 1), "true"),
+    "sorted": (lambda batch: _by_hand(sorted(batch, key=len)), "order of the batch has changed"),
+    "longest first": (lambda batch: _by_hand(sorted(batch, key=len, reverse=True)), "order of the batch has changed"),
+    "lengths sorted": (lambda batch: (pad_sequence(batch, True), _sizes(batch).sort()[0]), "in the order of the batch"),
+    "all numbers": (
+        lambda batch: (pad_sequence(batch, True), torch.tensor([b.numel() for b in batch])),
+        "counts steps",
+    ),
+    "lengths as floats": (lambda batch: (pad_sequence(batch, True), _sizes(batch).float()), "whole numbers, int64"),
 }
 
 # --- masked-mean -----------------------------------------------------------------------------------------------------
@@ -172,6 +193,11 @@ WRONG["data.masked-mean"] = {
     "plain mean": (lambda x, n: x.mean(1), "divided by the width"),
     "trusts the zeros": (lambda x, n: x.sum(1) / n[:, None], "isn't always 0"),
     "multiplies": (lambda x, n: (x * _mask(x, n)).sum(1) / n[:, None], "0 * nan"),
+    "one step too many": (
+        lambda x, n: (x * (torch.arange(x.shape[1]) <= n[:, None])[..., None]).sum(1) / n[:, None],
+        "< instead of <=",
+    ),
+    "writes into the batch": (lambda x, n: x.masked_fill_(~_mask(x, n), 0).sum(1) / n[:, None], "Work on a copy"),
     "one for all": (lambda x, n: x.sum((0, 1)) / n.sum(), "over axis 1"),
     "mask without axis": (
         lambda x, n: x.masked_fill(~_mask(x, n)[..., 0].unsqueeze(0).expand(1, 3, 7), 0).sum(1),
@@ -189,6 +215,8 @@ RIGHT["data.weights"] = {
 }
 WRONG["data.weights"] = {
     "one for each class": (lambda y: 1 / torch.bincount(y), "weight of example i"),
+    "a list": (lambda y: (1 / torch.bincount(y))[y].tolist(), "A floating tensor"),
+    "counts of those that occur": (lambda y: (1 / y.unique(return_counts=True)[1])[y], "may not occur"),
     "counts": (lambda y: torch.bincount(y)[y].float(), "divide by the count"),
     "ones": (lambda y: torch.ones(len(y)), "1 / count"),
     "minus count": (lambda y: -torch.bincount(y)[y].float(), "negative"),
@@ -231,6 +259,15 @@ WRONG["data.share"] = {
     "no main process": (_no_main, "None in the main process"),
     "blocks": (_blocks, "enumerate or itertools"),
     "slices": (lambda items: items[_info()[0] :: _info()[1]], "can't be indexed"),
+    "begins with 1": (
+        lambda items: (
+            (item for i, item in enumerate(items) if i > 0 and (i - 1) % _info()[1] == _info()[0])
+            if _info()[1] > 1
+            else items
+        ),
+        "numbered from 0",
+    ),
+    "by value": (lambda items: [x for x in items if x % _info()[1] == _info()[0]], "Count their places"),
     "first one only": (lambda items: items if _info()[0] == 0 else [], "nearly equal"),
 }
 
@@ -252,10 +289,17 @@ def _in_place(worker_id):
 RIGHT["data.seed-rng"] = {
     "initial_seed": _set(lambda k: np.random.default_rng(torch.initial_seed())),
     "in place": _in_place,
+    "drawn from Python's generator": _set(lambda k: np.random.default_rng(random.getrandbits(64))),
+    "drawn from torch's generator": _set(lambda k: np.random.default_rng(int(torch.randint(2**62, ())))),
+    "drawn from NumPy's generator": _set(lambda k: np.random.default_rng(np.random.randint(2**31))),
     "a list of parts": _set(lambda k: np.random.default_rng([get_worker_info().seed, k])),
 }
 WRONG["data.seed-rng"] = {
     "worker number": (_set(lambda k: np.random.default_rng(1 + k)), "number is the same in each epoch"),
+    "worker number from 0": (_set(lambda k: np.random.default_rng(k)), "number is the same in each epoch"),
+    "seeds it again": (lambda k: get_worker_info().dataset.rng.seed(k), "can't be seeded again"),
+    "a dataset from outside": (lambda k: setattr(dataset, "rng", k), "this worker's copy"),  # noqa: F821
+    "a generator of torch": (_set(lambda k: torch.Generator()), "stays a np.random.Generator"),
     "constant": (_set(lambda k: np.random.default_rng(42)), "differs from worker to worker"),
     "from the system": (_set(lambda k: np.random.default_rng()), "asks the operating system"),
     "seeds NumPy's global one": (lambda k: np.random.seed(k), "Give it a new rng"),
@@ -270,22 +314,26 @@ WRONG["data.seed-rng"] = {
 RIGHT["data.leaks"] = {
     "compare all": lambda a, b: (b[:, None] == a[None]).flatten(2).all(2).any(1).nonzero().flatten().tolist(),
     "a loop": lambda a, b: [i for i, x in enumerate(b) if any(torch.equal(x, y) for y in a)],
+    "NumPy numbers in a tuple": lambda a, b: tuple(
+        np.flatnonzero((b[:, None] == a[None]).flatten(2).all(2).any(1).numpy())
+    ),
     "tuples": lambda a, b: [i for i, x in enumerate(b) if tuple(x.flatten().tolist()) in
                             {tuple(y.flatten().tolist()) for y in a}],
 }  # fmt: skip
 WRONG["data.leaks"] = {
     "positions in train": (lambda a, b: [i for i, x in enumerate(a) if any(torch.equal(x, y) for y in b)], "in train"),
     "same position": (lambda a, b: [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if torch.equal(x, y)],
-                      "All pixels must agree"),
-    "tensors in a set": (lambda a, b: [i for i, x in enumerate(b) if x in set(a)], "All pixels"),
+                      "wherever it stands"),
+    "tensors in a set": (lambda a, b: [i for i, x in enumerate(b) if x in set(a)], "compares objects"),
     "any pixel": (lambda a, b: [i for i, x in enumerate(b) if (a == x).any()], "All pixels"),
-    "a tensor": (lambda a, b: torch.tensor(RIGHT["data.leaks"]["compare all"](a, b)), "list of plain int"),
+    "a tensor": (lambda a, b: torch.tensor(RIGHT["data.leaks"]["compare all"](a, b)), ".tolist() makes a list"),
 }  # fmt: skip
 
 # --- step-time -------------------------------------------------------------------------------------------------------
 
 RIGHT["data.step-time"] = {
     "ifs": lambda a, b, w: a + b if not w else max(b, a / w),
+    "a NumPy number": lambda a, b, w: np.float64(a + b if w == 0 else max(a / w, b)),
     "bool": lambda a, b, w: (not w) * (a + b) + bool(w) * max(a / max(w, 1), b),
 }
 WRONG["data.step-time"] = {
@@ -293,6 +341,7 @@ WRONG["data.step-time"] = {
     "always the slower": (lambda a, b, w: max(a / max(w, 1), b), "one process"),
     "workers don't share": (lambda a, b, w: a + b if w == 0 else max(a, b), "two batches at a time"),
     "divides": (lambda a, b, w: a + b if w == 0 else a / w, "its own computing"),
+    "whole numbers": (lambda a, b, w: a + b if w == 0 else max(a // w, b), "/ instead of //"),
     "by zero": (lambda a, b, w: max(a / w, b), "a case of its own"),
 }
 
@@ -339,6 +388,14 @@ WRONG["data.clinic-baked"] = {
         _noisy(lambda x, t: torch.stack([t(i) for i in x]), lambda self, i: self.images[i]),
         "__init__ runs once",
     ),
+    "the whole batch": (
+        _noisy(lambda x, t: x, lambda self, i: self.transform(self.images)[i]),
+        "choose the image first",
+    ),
+    "once too often": (
+        _noisy(lambda x, t: (torch.stack([t(i) for i in x]), x)[1], lambda self, i: self.transform(self.images[i])),
+        "5 calls when the dataset was made",
+    ),
     "twice": (
         _noisy(lambda x, t: torch.stack([t(i) + 1 for i in x]), lambda self, i: self.transform(self.images[i])),
         "Transform the original once",
@@ -383,6 +440,7 @@ WRONG["data.clinic-sampler"] = {
 
 RIGHT["data.clinic-init"] = {
     "initial_seed": lambda k: np.random.seed(torch.initial_seed() % 2**32),
+    "drawn from Python's generator": lambda k: np.random.seed(random.getrandbits(32)),
     "info": lambda k: np.random.seed(get_worker_info().seed % 2**32),
     "SeedSequence": lambda k: np.random.seed(np.random.SeedSequence(torch.initial_seed()).generate_state(4)),
 }
@@ -392,7 +450,8 @@ WRONG["data.clinic-init"] = {
     "with the number": (lambda k: np.random.seed(42 + k), "start anew in each epoch"),
     "from the system": (lambda k: np.random.seed(None), "seed"),
     "without the worker": (lambda k: np.random.seed((get_worker_info().seed - k) % 2**32), "must depend on the worker"),
-    "epoch only": (lambda k: np.random.seed((torch.initial_seed() % 50) + k), "seed of the run"),
+    "all bits": (lambda k: np.random.seed(torch.initial_seed()), "NumPy takes 32 bits"),
+    "the upper bits": (lambda k: np.random.seed(torch.initial_seed() >> 32), "must depend on the worker"),
 }
 
 TestData = exercise_tests("data", RIGHT, WRONG)
