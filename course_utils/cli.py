@@ -273,7 +273,12 @@ def progress_command(as_json: bool) -> None:
 @click.argument("names", metavar="[ID|LESSON]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--store", is_flag=True, help="Keep the verdicts as the course's record (for authors).")
-def claims_command(names: tuple[str, ...], as_json: bool, store: bool) -> None:
+@click.option(
+    "--release",
+    type=click.Path(path_type=Path),
+    help="Keep the verdicts of another release, a --json file (for authors).",
+)
+def claims_command(names: tuple[str, ...], as_json: bool, store: bool, release: Path | None) -> None:
     """Measure what people say about PyTorch on this machine, by ID or LESSON, everything by default.
 
     The exit status is 1 if a measurement failed; a sentence that turns out false is no failure.
@@ -282,6 +287,11 @@ def claims_command(names: tuple[str, ...], as_json: bool, store: bool) -> None:
 
     if store and names:
         raise click.UsageError("The record holds all claims; give --store without names.")
+    if release is not None:
+        if names or as_json or store:
+            raise click.UsageError("--release reads a file and measures nothing; give it alone.")
+        click.echo(f"Stored in {', '.join(str(path) for path in ledger.store_release(release))}.")
+        return
     results = ledger.measure(names, quiet=as_json)
     if as_json:
         click.echo(to_json([result.to_dict() for result in results]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ from course_utils.claims.verdicts import CAVEAT, ERROR, FALSE, MEANING, NEEDS_CU
 from course_utils.errors import UsageError
 from course_utils.lessons import LESSONS, find_lesson
 from course_utils.paths import ROOT, write_text
+from course_utils.text import plural, shorten
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PAGE = ROOT / "docs" / "claims.md"
+RELEASES = RECORD.with_name("releases")  # one file for each release that was measured beside the pinned one
 
 _COLOUR = {
     TRUE: "green", CAVEAT: "yellow", OUTDATED: "magenta", FALSE: "red", OPINION: "cyan", NEEDS_CUDA: "bright_black",
@@ -91,6 +94,37 @@ def store(results: Iterable[Result]) -> list[Path]:
     return [RECORD, PAGE]
 
 
+def store_release(path: Path) -> list[Path]:
+    """Keep the verdicts of another release, from a file that ``course.py claims --json`` wrote there; renew the page.
+
+    Raises:
+        UsageError: if the file is no such list, or holds the release that the record is of.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        release, verdicts = entries[0]["torch"], {entry["id"]: entry["verdict"] for entry in entries}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{path.name} holds no claims.", got=shorten(str(error), 80), fix="python3 course.py claims --json > FILE"
+        ) from None
+    if release == recorded_release():
+        raise UsageError(
+            f"{path.name} was measured with PyTorch {release}, as the record was.",
+            fix="Measure in an environment with another release.",
+        )
+    kept = RELEASES / f"{release}.json"
+    kept.parent.mkdir(exist_ok=True)
+    write_text(kept, json.dumps(dict(sorted(verdicts.items())), indent=1) + "\n")
+    write_text(PAGE, stored_page_text())
+    return [kept, PAGE]
+
+
+def other_releases() -> dict[str, dict[str, str]]:
+    """Return the verdicts of other releases, oldest first: release -> id -> verdict."""
+    paths = sorted(RELEASES.glob("*.json"), key=lambda path: [int(part) for part in path.stem.split(".")])
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def stored_page_text() -> str:
     """Return the page as it must be for the ledger and the stored record."""
     return page_text(recorded(), recorded_release())
@@ -117,7 +151,34 @@ def page_text(verdicts: dict[str, str], torch: str) -> str:
             verdict = verdicts.get(claim.id, "not measured")
             right = "" if verdict == TRUE else claim.right + (f" [Documentation]({claim.page})" if claim.page else "")
             lines.append(f"| {claim.id} | {_cell(claim.sentence)} | {verdict} | {_cell(right)} |")
+    lines += _changes(verdicts, torch)
     return "\n".join(lines) + "\n"
+
+
+def _changes(verdicts: dict[str, str], torch: str) -> list[str]:
+    """Return the section about claims whose verdict depends on the release; nothing if no other was measured."""
+    others = other_releases()
+    if not others:
+        return []
+    columns = [*others.items(), (torch, verdicts)]
+    rows = []
+    for claim in all_claims():
+        said = [column.get(claim.id, "not measured") for _, column in columns]
+        if not claim.varies and len(set(said) - {"not measured"}) > 1:
+            rows.append(f"| {claim.id} | {_cell(claim.sentence)} | {' | '.join(said)} |")
+    return [
+        "",
+        "## What changed between releases",
+        "",
+        f"{plural(len(rows), 'sentence')} got another verdict with another release. `error` means that the measurement",
+        "needs something that the release lacks. What depends on the machine is left out. In an environment with",
+        "the other release: `python -m course_utils claims --json > other.json`; then here:",
+        "`python3 course.py claims --release other.json`.",
+        "",
+        f"| id | what people say | {' | '.join(name for name, _ in columns)} |",
+        f"| --- | --- |{' --- |' * len(columns)}",
+        *rows,
+    ]
 
 
 def _cell(text: str) -> str:

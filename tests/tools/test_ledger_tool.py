@@ -52,3 +52,34 @@ def test_storing_writes_record_and_page_and_takes_no_names(tmp_path, monkeypatch
     assert cli.run(["claims", "--store", "--json"]) == 0
     assert json.loads((tmp_path / "record.json").read_text())["verdicts"] == {"T004": "false"}
     assert "| T004 | view requires" in (tmp_path / "docs" / "claims.md").read_text()
+
+
+def _release_file(tmp_path, release: str, **verdicts: str):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps([{"id": name, "verdict": said, "torch": release} for name, said in verdicts.items()]))
+    return path
+
+
+def test_another_release_is_kept_and_its_differences_are_on_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ledger, "RELEASES", tmp_path / "releases")
+    monkeypatch.setattr(ledger, "PAGE", tmp_path / "claims.md")
+    path = _release_file(tmp_path, "1.99.0", T004="true", T009="true")
+    assert cli.run(["claims", "--release", str(path)]) == 0
+    assert json.loads((tmp_path / "releases" / "1.99.0.json").read_text()) == {"T004": "true", "T009": "true"}
+    section = (tmp_path / "claims.md").read_text().partition("## What changed between releases")[2]
+    assert "| T004 | view requires a contiguous tensor and otherwise raises an error. | true | false |" in section
+    assert "T009" not in section
+    assert cli.run(["claims", "--release", str(path), "--json"]) == 2
+
+
+@pytest.mark.parametrize(("text", "words"), [("nonsense", "holds no claims"), ("[]", "holds no claims")])
+def test_a_file_that_holds_no_release_is_refused(tmp_path, monkeypatch, text, words):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        ledger.store_release(path)
+
+
+def test_the_recorded_release_is_no_other_release(tmp_path):
+    with pytest.raises(UsageError, match="as the record was"):
+        ledger.store_release(_release_file(tmp_path, ledger.recorded_release(), T004="true"))
