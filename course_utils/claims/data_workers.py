@@ -21,7 +21,6 @@ import psutil
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
-from torchvision.datasets import FakeData
 
 from course_utils.claims.evidence import warnings_of
 from course_utils.claims.ledger import Evidence, Page
@@ -220,6 +219,8 @@ def generator_kept_by_the_dataset() -> Evidence:
     page="https://docs.pytorch.org/vision/stable/generated/torchvision.datasets.ImageFolder.html",
 )
 def who_calls_a_transform() -> Evidence:
+    from torchvision.datasets import FakeData  # here, since a spawned worker imports this module
+
     seen = []
 
     def transform(image: Any) -> Any:

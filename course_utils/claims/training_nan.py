@@ -230,7 +230,7 @@ def what_the_norm_shows() -> Evidence:
     "L010",
     "When the loss is NaN or does not fall, the first action is always to lower the learning rate (start at 1e-3, "
     "reduce by 0.1x).",
-    rule=lambda seen: TRUE if seen["nan in the data: cured"] and seen["the optimizer has another model's weights: cured"]
+    rule=lambda seen: TRUE if seen["nan in the data: cured"] and seen["the optimizer has another network: cured"]
     else FALSE,
     right="That cures a rate that is too high, and nothing else. First overfit one batch, then check data, labels, "
     "shapes and what the optimizer was given; a loss that falls too slowly wants a higher rate.",
@@ -258,6 +258,6 @@ def does_a_lower_rate_cure_it() -> Evidence:
     return {
         "the rate was too high: cured": cured(100.0),
         "nan in the data: cured": cured(1e-3, spoil=one_nan),
-        "the optimizer has another model's weights: cured": cured(1e-3, other_model=True),
+        "the optimizer has another network: cured": cured(1e-3, other_model=True),
         "the rate was too low: cured": cured(1e-5),
     }
