@@ -364,6 +364,14 @@ def monitored(patience_s: float) -> str:
 # --- a rank that dies ------------------------------------------------------------------------------------------------
 
 
+def average_gradients(model: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks, in place. All ranks must have the same ones."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
 def train_on(folder: str, epochs: int, every: int, die_at: int | None = None) -> None:
     """Train from the newest checkpoint on, saving every few steps; the data lies in ``folder/data.pt``.
 
@@ -378,12 +386,12 @@ def train_on(folder: str, epochs: int, every: int, die_at: int | None = None) ->
         data = checkpoints.load(Path(folder) / "data.pt")
         x, y = data["x"], data["y"]
         sampler = DistributedSampler(x, n, rank, seed=0)
-        model = DDP(small_net())
+        model = small_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         done = 0
         saved = keeper.latest()  # every rank reads the same file
         if saved is not None:
-            model.module.load_state_dict(saved["model"])
+            model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             done = saved["steps"]
         print(f"starts at step {done}")
@@ -397,11 +405,12 @@ def train_on(folder: str, epochs: int, every: int, die_at: int | None = None) ->
             loss = F.cross_entropy(model(x[rows]), y[rows])
             optimizer.zero_grad()
             loss.backward()
+            average_gradients(model)
             optimizer.step()
             if rank == 0 and keeper.is_due(step + 1):
-                keeper.save(step + 1, model=model.module, optimizer=optimizer, steps=step + 1)
+                keeper.save(step + 1, model=model, optimizer=optimizer, steps=step + 1)
         if rank == 0:
-            checkpoints.save(Path(folder) / "final.pt", model=model.module)
+            checkpoints.save(Path(folder) / "final.pt", model=model)
         dist.barrier()
         print("is done")
 

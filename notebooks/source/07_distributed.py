@@ -980,8 +980,9 @@ else:
 print(inspect.getsource(ranks.train_on))
 
 # %% [markdown] id="elastic-text"
-# Two epochs of 19 steps, a checkpoint every 5 steps. At step 13, in the middle of an epoch, rank 1 is killed with a
-# signal that no program can catch. Once without that, by `launch`, for comparison.
+# It averages its gradients by hand, as you did in section 3. (DDP would do the same. It imports much more, each time
+# that a rank starts.) Two epochs of 19 steps, a checkpoint every 5 steps. At step 13, in the middle of an epoch, rank 1
+# is killed with a signal that no program can catch. Once without that, by `launch`, for comparison.
 #
 # **Predict.** At which step do the ranks start for the second time? And are the final weights the same as without the
 # accident: to 1e-6, to the bit, or not?
