@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchvision.transforms import v2
 
 from course_utils.claims.data_workers import PAGE
 from course_utils.claims.evidence import WORKS, attempt, time_ratio, warnings_of
@@ -89,6 +88,8 @@ def classes_from_a_listing() -> Evidence:
     page="https://docs.pytorch.org/vision/stable/transforms.html",
 )
 def versions_of_one_image() -> Evidence:
+    from torchvision.transforms import v2  # here, since no other claim needs it
+
     turn, image = v2.RandomRotation(30), torch.rand(1, 64, 64)
 
     class Fresh(Dataset):
