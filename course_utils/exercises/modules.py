@@ -76,6 +76,7 @@ EXERCISES = [
             BEFORE_INIT,
             ("a leaf Variable that requires grad", "Running values are buffers, not parameters."),
             ("backward through the graph a second time", "Update the running values under torch.no_grad()."),
+            ("does not require grad", "Only the running values are updated under torch.no_grad(), not the output."),
         ),
     ),
     Exercise(
@@ -87,7 +88,11 @@ EXERCISES = [
             "The last one: with weight 0 and bias 0 it gives 0 whatever comes in, and its own gradient is not 0.",
             "nn.init.zeros_(self.branch[-1].weight); nn.init.zeros_(self.branch[-1].bias); forward: x + self.branch(x)",
         ),
-        errors=(BEFORE_INIT,),
+        errors=(
+            BEFORE_INIT,
+            ("does not require grad", "No parameter takes part in the output. forward returns x + branch(x)."),
+            ("modified by an inplace operation", "x + …, not x += …: that writes into the input of the first layer."),
+        ),
     ),
     Exercise(
         id="modules.attention",
@@ -99,7 +104,10 @@ EXERCISES = [
             "For is_causal: torch.ones(T, T).tril() tells which pairs may be seen; "
             'scores.masked_fill(mask == 0, float("-inf")) before the softmax',
         ),
-        errors=(("shapes cannot be multiplied", "k.transpose(-2, -1) swaps the last two axes."),),
+        errors=(
+            ("first two dimensions of batch2", "q kᵀ is (N, T, T). k.transpose(-2, -1) swaps the last two axes."),
+            ("at non-singleton dimension", ".T turns all three axes round. k.transpose(-2, -1) swaps the last two."),
+        ),
     ),
     Exercise(
         id="modules.recorder",
@@ -107,7 +115,7 @@ EXERCISES = [
         check=check_recorder,
         hints=(
             "register_forward_hook returns a handle. Who calls handle.remove() if the block fails?",
-            "dict(model.named_modules())[name] is the layer. The hook gets (layer, inputs, output). contextmanager "
+            "model.get_submodule(name) is the layer. The hook gets (layer, inputs, output). contextmanager "
             "turns a function with one yield into a context manager.",
             "handle = layer.register_forward_hook(lambda m, i, o: seen.append(o.detach().clone())); "
             "try: yield seen; finally: handle.remove()",
@@ -115,6 +123,7 @@ EXERCISES = [
         errors=(
             ("does not support the context manager", "@contextmanager stands above the function."),
             ("takes 2 positional arguments but 3", "A forward hook gets three things: layer, inputs, output."),
+            ("has no attribute '0.0'", "A name with dots leads through the tree: model.get_submodule(name)."),
         ),
     ),
     Exercise(
@@ -151,7 +160,10 @@ EXERCISES = [
             "The layers are in a plain dict, which the module doesn't look into.",
             "self.experts = nn.ModuleDict({name: nn.Linear(width, width) for name in names})",
         ),
-        errors=(BEFORE_INIT,),
+        errors=(
+            BEFORE_INIT,
+            ("cannot be interpreted as an integer", "A ModuleList is asked by number, an nn.ModuleDict by name."),
+        ),
     ),
     Exercise(
         id="modules.clinic-predict",

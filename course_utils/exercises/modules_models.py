@@ -33,13 +33,22 @@ class Net(nn.Module):
         return self.head(self.backbone(x))
 
 
+class Shelved(Net):
+    """The same with a layer whose name has ``module.`` in its middle."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes=classes)
+        self.tail = nn.ModuleDict({"module": nn.Linear(2, 2)})
+
+
 def check_recorder(recording: Any, inputs: Inputs) -> Iterator[Check]:
     """modules.recorder: a context manager that records outputs and takes its hooks off, whatever happens."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True)), nn.Linear(5, 2))
+    layer = model[0][0]
     x = inputs.randn(3, 4)
     with torch.no_grad():
-        first = model[0](x).clone()
-    with recording(model, "0") as seen:
+        first = layer(x).clone()
+    with recording(model, "0.0") as seen:
         yield is_true(
             "gives a list inside the block",
             type(seen) is list,
@@ -52,14 +61,20 @@ def check_recorder(recording: Any, inputs: Inputs) -> Iterator[Check]:
         "records every forward pass",
         len(seen),
         2,
-        hint="register_forward_hook on the layer with this name: dict(model.named_modules())[name].",
+        hint="register_forward_hook on the layer with this name: model.get_submodule(name).",
     )
     yield is_close(
         "records the layer's output as it was",
         seen[0],
         first,
         hint="Store a copy.",
-        mistakes=[(first.relu(), "The next layer works in place and has rewritten what you stored. clone() it.")],
+        mistakes=[
+            (
+                first.relu(),
+                "The next layer works in place and has rewritten what you stored. clone() it, and return nothing from "
+                "the hook.",
+            )
+        ],
     )
     yield is_true(
         "keeps no graph alive",
@@ -69,17 +84,26 @@ def check_recorder(recording: Any, inputs: Inputs) -> Iterator[Check]:
     )
     yield is_true(
         "leaves the model's output alone",
-        torch.autograd.grad(result.sum(), model[0].weight, allow_unused=True)[0] is not None,
+        torch.autograd.grad(result.sum(), layer.weight, allow_unused=True)[0] is not None,
         detail="no gradient reaches the layer any more",
         hint="A forward hook that returns a value replaces the output.",
     )
     yield is_equal("takes its hook off at the end", hook_count(model), 0, hint="handle.remove()")
-    with suppress(ZeroDivisionError), recording(model, "2"):
+    with suppress(ZeroDivisionError), recording(model, "1"):
         raise ZeroDivisionError
     yield is_equal("also when the block fails", hook_count(model), 0, hint="try: yield … finally: handle.remove()")
     count = len(seen)
     model(x)
     yield is_equal("and records nothing afterwards", len(seen), count, hint="The hook is still there.")
+    layer.register_forward_hook(lambda *_: None)  # somebody else's
+    with recording(model, "0.0"):
+        model(x)
+    yield is_equal(
+        "leaves the hooks of others on the layer",
+        hook_count(model),
+        1,
+        hint="handle.remove() takes off your own hook and no other.",
+    )
 
 
 def check_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -110,7 +134,8 @@ def check_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
         "after three steps, no parameter of the backbone has moved by a bit",
         sorted(set(gone) - set(statistics)),
         [],
-        hint="requires_grad_(False) on the backbone: without a gradient an optimizer leaves a parameter alone.",
+        hint="requires_grad_(False) on the backbone: without a gradient an optimizer leaves a parameter alone, "
+        "even one that was given the whole model.",
     )
     yield is_equal(
         "nor have its BatchNorm statistics",
@@ -130,19 +155,21 @@ def check_prepare(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
 
 def check_load(load_partial: Callable, inputs: Inputs) -> Iterator[Check]:
     """modules.load: load what fits, and report every key."""
-    source, target = Net(classes=4), Net(classes=3)
+    source, target = Shelved(classes=4), Shelved(classes=3)
     with torch.no_grad():
         for value in source.state_dict().values():
             value.copy_(inputs.randn(*value.shape) if value.is_floating_point() else torch.tensor(7))
     state = dict(source.state_dict())
     del state["backbone.1.running_mean"]
+    state["backbone.0.weight"] = inputs.randn(6, 8)  # as many numbers as the model's (8, 6)
     state["old.weight"] = torch.zeros(2)
+    clean = {key: value.clone() for key, value in state.items()}
     wrapped = {f"module.{key}": value for key, value in state.items()}
     before, objects = snapshot(target), [id(p) for p in target.parameters()]
     for what, given in (("a plain state", state), ("a state whose keys begin with 'module.'", wrapped)):
         target.load_state_dict(before)
-        kept = {key: value.clone() for key, value in given.items()}
-        answer = load_partial(target, dict(given))
+        mine = dict(given)
+        answer = load_partial(target, mine)
         good = (
             type(answer) in (tuple, list)
             and len(answer) == 4
@@ -162,14 +189,26 @@ def check_load(load_partial: Callable, inputs: Inputs) -> Iterator[Check]:
                 detail=f"unexpected: {unexpected[:2]} …",
                 hint='key.removeprefix("module."): DistributedDataParallel puts it before every key.',
             )
-        bad = ["head.2.bias", "head.2.weight"]
-        yield is_equal(f"{what}: names what has another shape", wrong_shape, bad, hint="Same name, other shape.")
+        bad = ["backbone.0.weight", "head.2.bias", "head.2.weight"]
+        yield is_equal(
+            f"{what}: names what has another shape",
+            wrong_shape,
+            bad,
+            hint="Same name, other shape.",
+            mistakes=[(bad[1:], "As many numbers, and yet another shape: (6, 8) is not (8, 6). Compare the shapes.")],
+        )
         yield is_equal(
             f"{what}: names what the state lacks",
             missing,
             ["backbone.1.running_mean"],
             hint="Keys of model.state_dict() that are not in the state.",
-            mistakes=[(sorted(["backbone.1.running_mean", *bad]), "A key of another shape is not missing.")],
+            mistakes=[
+                (sorted(["backbone.1.running_mean", *bad]), "A key of another shape is not missing."),
+                (
+                    ["backbone.1.running_mean", "tail.module.bias", "tail.module.weight"],
+                    "module. is taken off at the beginning of a name only: key.removeprefix.",
+                ),
+            ],
         )
         yield is_equal(
             f"{what}: names what the model doesn't know",
@@ -180,14 +219,23 @@ def check_load(load_partial: Callable, inputs: Inputs) -> Iterator[Check]:
         wanted = sorted(set(before) - {*bad, "backbone.1.running_mean"})
         yield is_equal(f"{what}: names what was loaded", loaded, wanted, hint="All others, also buffers.")
         after = target.state_dict()
-        lost = [key for key in wanted if not torch.equal(after[key], state[key])]
+        lost = [key for key in wanted if not torch.equal(after[key], clean[key])]
         yield is_equal(f"{what}: and has loaded it", lost, [], hint="load_state_dict({…what fits…}, strict=False)")
         touched = [key for key in (*bad, "backbone.1.running_mean") if not torch.equal(after[key], before[key])]
         yield is_equal(f"{what}: the rest keeps its values", touched, [], hint="Load only what fits.")
+        places = {value.data_ptr() for value in state.values()}
+        shared = [key for key in wanted if after[key].data_ptr() in places]
+        yield is_equal(
+            f"{what}: has copied the values",
+            shared,
+            [],
+            hint="Model and state share memory: training the model would change the state. Use copy_.",
+        )
         yield is_true(
-            "the state that was given is unchanged",
-            all(torch.equal(given[key], value) for key, value in kept.items()),
-            hint="Build a new dictionary.",
+            f"{what}: is unchanged",
+            list(mine) == list(given) and all(torch.equal(state[key], value) for key, value in clean.items()),
+            detail="other keys or other values than before",
+            hint="Build a new dictionary, and write nothing into the state's tensors.",
         )
     yield is_true(
         "the parameters are still the same objects",
@@ -207,6 +255,7 @@ def check_clinic_experts(experts: Any, inputs: Inputs) -> Iterator[Check]:
         len(names),
         4,
         hint="A dict hides layers from the module. nn.ModuleDict is a dict that doesn't.",
+        mistakes=[(2, "Both names lead to one and the same layer. Make one for each name.")],
     )
     before = snapshot(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -298,6 +347,20 @@ def check_clinic_dropout(noisy: Any, inputs: Inputs) -> Iterator[Check]:
         detail="50 passes are all equal",
         hint="Off in both modes is no repair.",
     )
+    yield is_true(
+        "the numbers that come in are dropped, not the scores",
+        not (hidden == 0).any(),
+        detail="some scores are exactly 0",
+        hint="The dropout stands before the linear layer.",
+    )
+    one = F.one_hot(torch.tensor(2), 6).float().expand(400, 6)
+    dropped = torch.isclose(model(one), model(torch.zeros(1, 6))).all(1).double().mean().item()
+    yield is_true(
+        "an input is dropped about every other time",
+        0.35 < dropped < 0.65,
+        detail=f"dropped in {100 * dropped:.0f} % of 400 passes",
+        hint="Dropout of 0.5, once, on the inputs.",
+    )
     model.eval()
     near = (hidden.mean(0) - model(x)).abs().mean() < 0.6 * hidden.std(0).mean() + 0.05
     yield is_true(
@@ -310,32 +373,46 @@ def check_clinic_dropout(noisy: Any, inputs: Inputs) -> Iterator[Check]:
 
 def check_clinic_best(best_state: Callable, inputs: Inputs) -> Iterator[Check]:
     """modules.clinic-best: a state_dict is no snapshot."""
-    model = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
     losses: list[float] = []
     states: list[Mapping[str, Tensor]] = []
     goal = inputs.choice([1, 2, 3])
 
     def train_epoch(net: nn.Module) -> float:
         with torch.no_grad():
-            net.weight.add_(inputs.randn(2, 4))
-            net.bias.add_(1.0)
+            net[0].weight.add_(inputs.randn(2, 4))
+            net[0].bias.add_(1.0)
+            net[1].running_mean.add_(1.0)
         states.append({name: value.clone() for name, value in net.state_dict().items()})
         losses.append(1.0 if len(losses) == goal else 2.0 + len(losses))
         return losses[-1]
 
     answer = best_state(model, train_epoch, 5)
     yield is_equal("trains for all epochs", len(losses), 5, hint="Call train_epoch(model) once for each epoch.")
-    named = isinstance(answer, Mapping) and set(answer) == {"weight", "bias"}
+    named = isinstance(answer, Mapping)
     yield is_true("returns a state", named, detail=f"got {describe(answer)}", hint="The state_dict of the best epoch.")
-    is_last = torch.equal(answer["weight"], states[-1]["weight"])
+    yield is_equal(
+        "with all that a state_dict has",
+        sorted(answer),
+        sorted(states[0]),
+        hint="A state_dict holds parameters and buffers, by their names.",
+    )
+    is_last = _same_state(answer, states[-1])
     yield is_true(
         "the state of the best epoch, not of the last",
-        torch.equal(answer["weight"], states[goal]["weight"]) and torch.equal(answer["bias"], states[goal]["bias"]),
+        _same_state(answer, states[goal]),
         detail="it holds the weights of the last epoch" if is_last else "it holds the weights of another epoch",
         hint="state_dict() holds the model's own tensors, which training goes on changing. Copy them: "
         "copy.deepcopy, or clone each.",
     )
-    weight = model.weight.detach().clone()
     yield is_true(
-        "the model itself goes on", torch.equal(weight, states[-1]["weight"]), hint="Don't load it back here."
+        "the model itself goes on",
+        _same_state(model.state_dict(), states[-1]),
+        detail="the model has changed after its last epoch",
+        hint="Don't load it back here.",
     )
+
+
+def _same_state(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Both states have equal tensors under every name of ``other``."""
+    return all(torch.equal(state[name], value) for name, value in other.items())

@@ -35,7 +35,10 @@ def check_standardize(standardize: Any, inputs: Inputs) -> Iterator[Check]:
     yield is_close("computes (x − mean) / std", layer(x), (x - mean) / std, hint="Per feature, over the last axis.")
     names = [name for name, _ in layer.named_parameters()]
     yield is_equal(
-        "learns nothing", names, [], hint="Fixed numbers are no parameters: an optimizer would change them. Buffers."
+        "learns nothing",
+        names,
+        [],
+        hint="Fixed numbers are no parameters, frozen or not: parameters are what an optimizer is given. Buffers.",
     )
     buffers = dict(layer.named_buffers())
     yield is_true(
@@ -71,7 +74,12 @@ def check_stack(stack: Any, inputs: Inputs) -> Iterator[Check]:
     sizes = inputs.sizes(4, 2, 9)
     model = stack(list(sizes))
     x = inputs.randn(3, sizes[0])
-    yield has_shape("maps (N, first) to (N, last)", model(x), (3, sizes[-1]))
+    yield has_shape(
+        "maps (N, first) to (N, last)",
+        model(x),
+        (3, sizes[-1]),
+        hint="sizes comes as one list, Stack([4, 8, 3]). The first layer takes sizes[0], the last one gives sizes[-1].",
+    )
     weights = [p for p in model.parameters() if p.dim() == 2]
     yield is_true(
         f"has {len(sizes) - 1} weight matrices that an optimizer gets",
@@ -94,23 +102,26 @@ def check_stack(stack: Any, inputs: Inputs) -> Iterator[Check]:
         for p in model.parameters():
             p.copy_(inputs.randn(*p.shape))
     by_shape = [(p, q) for p, q in zip(list(model.parameters())[::2], list(model.parameters())[1::2], strict=False)]
-    h = x
+    h = bare = x
     for place, (weight, bias) in enumerate(by_shape):
-        h = h @ weight.T + bias
+        h, bare = h @ weight.T + bias, bare @ weight.T + bias
         h = F.relu(h) if place < len(by_shape) - 1 else h
     yield is_close(
         "ReLU between the layers and none after the last",
         model(x),
         h,
-        hint="Scores may be negative: no ReLU after the last layer.",
-        mistakes=[(F.relu(h), "There is a ReLU after the last layer. Negative scores are lost.")],
+        hint="x = relu(layer(x)) for each layer but the last, which gives layer(x).",
+        mistakes=[
+            (F.relu(h), "There is a ReLU after the last layer. Negative scores are lost."),
+            (bare, "There is no ReLU between the layers: all of them together are one linear map."),
+        ],
     )
 
 
 def check_conv_parameters(conv_parameters: Callable, inputs: Inputs) -> Iterator[Check]:
     """modules.conv-parameters: how many numbers a convolution learns, by arithmetic."""
     for bias in (True, False):
-        c_in, c_out, kernel = 2 * inputs.size(1, 4), 2 * inputs.size(5, 8), inputs.size(2, 5)
+        c_in, c_out, kernel = 2 * inputs.size(1, 4), 2 * inputs.size(5, 8), inputs.size(3, 5)
         for groups in (1, 2):
             layer = nn.Conv2d(c_in, c_out, kernel, groups=groups, bias=bias)
             wanted = sum(p.numel() for p in layer.parameters())
@@ -120,6 +131,7 @@ def check_conv_parameters(conv_parameters: Callable, inputs: Inputs) -> Iterator
                 (full // groups, "The bias: one number for each output channel, if there is one."),
                 (full // groups + c_in * bias, "The bias has one number per *output* channel."),
                 (c_in * c_out * kernel // groups + c_out * bias, "The kernel is a square: kernel · kernel weights."),
+                (full // groups**2 + c_out * bias, "That is one group only: there are as many as groups says."),
                 (full * 28 * 28 + c_out * bias, "The same weights are used at every place of the image."),
             ]
             yield is_equal(
@@ -127,7 +139,10 @@ def check_conv_parameters(conv_parameters: Callable, inputs: Inputs) -> Iterator
                 conv_parameters(c_in, c_out, kernel, groups=groups, bias=bias),
                 wanted,
                 hint=f"Conv2d({c_in}, {c_out}, {kernel}, groups={groups}, bias={bias}) has {wanted}. An int.",
-                mistakes=[(wrong, cause) for wrong, cause in mistakes if wrong != wanted],
+                mistakes=[
+                    *((wrong, cause) for wrong, cause in mistakes if wrong != wanted),
+                    (float(wanted), "The number is right and its type is float. An int: divide by //."),
+                ],
             )
 
 
@@ -155,6 +170,16 @@ def check_batchnorm(batchnorm: Any, inputs: Inputs) -> Iterator[Check]:
             ],
         )
         yield is_unchanged("the input stays as it was", x, before)
+    x, weights = (3 * inputs.randn(7, d) + 2).requires_grad_(), inputs.randn(7, d)
+    grad, wanted = (torch.autograd.grad((norm(x) * weights).sum(), x)[0] for norm in (ours, theirs))
+    yield is_close(
+        "train mode: gradients pass through the batch's mean and variance, too",
+        grad,
+        wanted,
+        hint="Both depend on x. Normalise by them as they are, without detach() and outside torch.no_grad().",
+        rtol=1e-3,
+        atol=1e-4,
+    )
     ours.eval(), theirs.eval()
     x = inputs.randn(4, d)
     frozen = {name: value.clone() for name, value in ours.state_dict().items()}
@@ -205,6 +230,13 @@ def check_residual(residual: Any, inputs: Inputs) -> Iterator[Check]:
     before = x.clone()
     answer = block(x)
     yield has_shape("keeps the shape", answer, (4, d))
+    matrices = sum(p.dim() == 2 for p in block.parameters())
+    yield is_true(
+        "has at least two linear layers",
+        matrices >= 2,
+        detail=f"weight matrices: {matrices}",
+        hint="nn.Linear, a nonlinearity, nn.Linear.",
+    )
     yield is_unchanged("the input stays as it was", x, before, hint="x = x + …, not x += ….")
     yield is_close(
         "a new block returns its input",
@@ -212,7 +244,10 @@ def check_residual(residual: Any, inputs: Inputs) -> Iterator[Check]:
         x,
         hint="Set the weight and the bias of the last layer of the branch to 0.",
         atol=1e-7,
-        mistakes=[(torch.zeros_like(x), "The block returns its branch. Add the input.")],
+        mistakes=[
+            (torch.zeros_like(x), "The block returns its branch. Add the input."),
+            (x.relu(), "There is a ReLU after the sum: the negative numbers of the input are lost."),
+        ],
     )
     for _ in range(5):
         block.zero_grad()
@@ -231,6 +266,18 @@ def check_residual(residual: Any, inputs: Inputs) -> Iterator[Check]:
         still,
         [],
         hint="Is every layer in the branch? If all layers began with zeros, nothing behind them ever moves.",
+    )
+    block = copy.deepcopy(block).double().eval()
+    with torch.no_grad():
+        for p in block.parameters():
+            p.copy_(inputs.randn(*p.shape))
+        u = inputs.randn(64, d).double()
+        zero, once, twice = (block(factor * u) - factor * u for factor in (0, 1, 2))
+    yield is_true(
+        "the branch is no linear map",
+        bool((twice - 2 * once + zero).abs().max() > 1e-6),
+        detail="branch(2x) − branch(x) is branch(x) − branch(0) for every x",
+        hint="Two linear layers in a row are one. A nonlinearity belongs between them, such as a ReLU.",
     )
 
 
@@ -260,7 +307,7 @@ def check_attention(attention: Callable, inputs: Inputs) -> Iterator[Check]:
         "with is_causal, no position sees a later one",
         attention(q, k, v, is_causal=True),
         hidden.softmax(-1) @ v,
-        hint="Set the scores of later positions to −inf before the softmax.",
+        hint="Set the scores of later positions to −inf before the softmax, by masked_fill: 0 · inf is nan.",
         mistakes=[
             (wanted, "is_causal makes no difference yet."),
             (scores.masked_fill(~mask, 0.0).softmax(-1) @ v, "A score of 0 still has weight exp(0) = 1. Use −inf."),

@@ -25,7 +25,7 @@ import torchinfo
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from course_utils import check, hint, progress, show, shows_error, solution
+from course_utils import check, claim, hint, progress, show, shows_error, solution
 from course_utils.data import Batches, load_digits8, load_digits28
 from course_utils.hooks import gradient_norms, hook_count, recording
 from course_utils.models import DigitCNN, ResidualBlock, TransformerBlock, count_parameters
@@ -46,7 +46,7 @@ test_images = test_images.double()  # (1000, 1, 28, 28)
 # ### The evidence
 #
 # First the network that is in use: the course CNN, trained for 150 steps. `correct` counts how many of the 1,000 test
-# digits a model gets right, in eval mode.
+# digits a model gets right, in eval mode: the mode for use, which section 3 takes apart.
 
 # %% id="def-fit-model-parameters-x"
 def fit(model, parameters, x, y, epochs, prepare=nn.Module.train):
@@ -74,8 +74,8 @@ fit(network, network.parameters(), images, labels, epochs=3 if FAST else 10)
 print(f"dark digits on white: {correct(network, test_images)} of {len(test_labels)}")
 
 # %% [markdown] id="now-the-extension-every-parameter"
-# Now the extension. Every parameter is frozen, a new head takes the place of the old one, and 1,000 inverted digits
-# train it. Then the old head goes back to its place.
+# Now the extension. Every parameter is frozen (it asks for no gradient), a new head takes the place of the old one, and
+# 1,000 inverted digits train it. Then the old head goes back to its place.
 
 # %% id="def-add-task-network-prepare"
 def add_task(network, prepare):
@@ -142,6 +142,7 @@ for name, tensor in tensors.items():
     learns = name in dict(mixed.named_parameters())
     rows.append((name, *("yes" if told else "" for told in (learns, name in saved, tensor.dtype == torch.float64))))
 print(table(rows, ("tensor", "for the optimizer", "in state_dict", "moved by .double()")))
+print(f"{len(list(mixed.parameters()))} for the optimizer, {len(saved)} in the state_dict")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="a-buffer-is-a-tensor"
@@ -150,7 +151,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 # the layer in the list are left behind by everything.
 #
 # Names tell the way through the tree: `layer.weight` is the parameter `weight` of the child `layer`. A `state_dict` is
-# a flat dictionary of these names.
+# a flat dictionary of these names. Two helpers of the course read it: `snapshot(model)` copies all of it, and
+# `moved(model, snapshot)` names the entries that differ now, be it by a bit.
 
 # %% id="print-list-saved-twin-mixed"
 print(list(saved))
@@ -167,7 +169,7 @@ print("the layer in the list:", torch.equal(twin.extra[0].weight, mixed.extra[0]
 #
 # Write a module that standardises its input: (x − mean) / std, per feature. `mean` and `std` are tensors of shape (D,)
 # given at the start. They belong to the model: they are saved and loaded with it, they move with it to another dtype,
-# and no optimizer changes them.
+# and they are not among its parameters.
 
 # %% id="ex-standardize" tags=["exercise"] exercise="modules.standardize"
 class Standardize(nn.Module):
@@ -195,12 +197,12 @@ check("modules.standardize", Standardize)
 # ### A list, judged by what moves
 #
 # Two networks with the same five layers, once in a Python list, once in an `nn.ModuleList`, which is a list that the
-# module looks into. Both get one step of an optimizer.
+# module looks into. Both get one backward pass and one step of an optimizer.
 #
-# **Predict.** How many of the five weight matrices move in each of them?
+# **Predict.** With the list: how many of the five weight matrices get a gradient, and how many move?
 
 # %% id="predict-2" tags=["prediction"]
-guess = ...  # with a list, with a ModuleList
+guess = ...  # with the list: gradients, moved
 
 # %% id="class-chain-nn-module-def"
 class Chain(nn.Module):
@@ -227,7 +229,8 @@ for container in (list, nn.ModuleList):
     chain(x).square().mean().backward()
     optimizer.step()
     n_moved = sum(not torch.equal(w, b) for w, b in zip(weights, before))
-    print(f"{container.__name__:<10} {n_moved} of 5 moved, all have gradients: {all(w.grad is not None for w in weights)}")
+    n_gradients = sum(w.grad is not None for w in weights)
+    print(f"{container.__name__:<10} {n_gradients} of 5 have a gradient, {n_moved} of 5 moved")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="the-layers-in-the-list"
@@ -264,11 +267,11 @@ check("modules.stack", Stack)
 # hint("modules.stack")
 
 # %% [markdown] id="2-forward-is-yours-the"
-# ## 2. forward is yours, the call is PyTorch's
+# ## 2. Two ways to run a module
 #
-# You write `forward`, and you call `model(x)`. What is between them? `model(x)` runs `Module.__call__`, which runs the
-# hooks and your `forward`. A **hook** is a function of yours that PyTorch calls at a certain point. The forward hook
-# here gets the layer, its inputs and its output after each forward pass.
+# You write `forward`, and you call `model(x)`. What is between them? To find out we need a **hook**: a function of
+# yours that PyTorch calls at a certain point. The one here is a forward hook, which gets a layer, its inputs and its
+# output when the layer has computed it.
 #
 # **Predict.** The hook counts. One call `layer(x)`, then one call `layer.forward(x)`: what does it count?
 
@@ -276,24 +279,28 @@ check("modules.stack", Stack)
 guess = ...  # after the first call, after the second
 
 # %% id="layer-counts-nn-linear-3"
-layer, counts = nn.Linear(3, 3), []
+layer, counts, results = nn.Linear(3, 3), [], []
 seen = []
 handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
 x = torch.ones(1, 3)
 for call in (layer, layer.forward):
-    result = call(x)
+    results.append(call(x))
     counts.append(len(seen))
-handle.remove()
+handle.remove()  # the hook is gone
+print("both give the same:", torch.equal(*results))
 print("hook calls:", counts, " your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="forward-alone-gives-the-same"
-# `forward` alone gives the same numbers and skips every hook. Recorders, profilers, pruning, weight normalisation and
-# sharded training (FSDP) all live in hooks. Call the module.
+# `layer(x)` runs `Module.__call__`, which runs the hooks and your `forward`. `forward` alone gives the same numbers and
+# skips every hook, without a word. Call the module.
 #
 # ## 3. Train and eval
 #
 # `model.train()` and `model.eval()` do one thing: they set the flag `training` in the module and all below it. No
-# layer changes. Only layers that read the flag behave differently: Dropout, and the BatchNorm family.
+# layer changes. Only layers that read the flag behave differently, Dropout and BatchNorm above all.
+#
+# **Dropout** with probability p sets each number to 0 with that probability, so that training can't rely on any single
+# one. In eval mode it does nothing.
 #
 # **Predict.** `nn.Dropout(0.25)` gets 100,000 ones, in train mode. What is the mean of what comes out, and what is the
 # largest number?
@@ -313,9 +320,9 @@ print("your guess:", "none yet" if guess is ... else guess)
 # %% [markdown] id="what-dropout-keeps-is-scaled"
 # What Dropout keeps is scaled by 1 / (1 − p), so that the next layer sees the same mean in both modes.
 #
-# BatchNorm is two functions. In train mode it normalises each feature by the mean and variance **of this batch**, and
-# moves its running mean and variance a tenth of the way towards them. In eval mode it normalises by the running ones.
-# The running ones are buffers.
+# **BatchNorm** is two functions. To normalise is to subtract a mean and divide by the root of a variance. In train mode
+# BatchNorm takes the mean and variance of each feature **in this batch**, and moves its running mean and variance a
+# tenth of the way towards them. In eval mode it normalises by the running ones. The running ones are buffers.
 
 # %% id="norm-nn-batchnorm1d-1-affine"
 norm = nn.BatchNorm1d(1, affine=False)  # without a learned scale and shift
@@ -329,12 +336,13 @@ for mode in ("train", "train", "eval"):
     print(f"{mode:<6} out {[round(v, 2) for v in out.tolist()]!s:<16} {running}")
 
 # %% [markdown] id="three-things-to-read-here"
-# Three things to read here. In train mode the output is (−1, 1), whatever the running values say. Every forward pass in
-# train mode moves the running values, **also under `no_grad`**: this is not learning, and no gradient is involved. And
-# in eval mode the same two numbers come out as large ones, since the running values have only begun to follow.
+# In train mode the output is (−1, 1), whatever the running values say. Every forward pass in train mode moves the
+# running values, **also under `no_grad`**: this is not learning, and no gradient is involved. And in eval mode the same
+# two numbers come out as large ones, since the running values have only begun to follow. One detail: the running
+# variance takes a tenth of 8, the batch's variance by N − 1, while the output is made with 4, the one by N.
 #
-# What does it cost to forget `eval()`? We score our network in both modes, with test batches of different sizes; in
-# train mode also with the test set sorted by class, as many data sets come.
+# What does it cost to forget `eval()`? We score our network in both modes, with test batches of different sizes, and
+# with the test set shuffled or sorted by class, as many data sets come.
 #
 # **Predict.** The network gets about 95 % right in eval mode. How many in train mode, with batches of 50 that are
 # sorted by class?
@@ -355,9 +363,9 @@ mixed_up = torch.randperm(len(test_labels), generator=stream(SEED, "order"))
 by_class = test_labels.argsort(stable=True)
 rows = []
 for batch_size in (50, 5, 1):
-    scores = [share_correct(*case) for case in ((False, batch_size, by_class), (True, batch_size, mixed_up))]
-    rows.append((batch_size, *scores, share_correct(True, batch_size, by_class)))
-print(table(rows, ("batch size", "eval, any order", "train, shuffled", "train, sorted by class")))
+    cases = [(training, batch_size, order) for training in (False, True) for order in (mixed_up, by_class)]
+    rows.append((batch_size, *(share_correct(*case) for case in cases)))
+print(table(rows, ("batch size", "eval, shuffled", "eval, by class", "train, shuffled", "train, by class")))
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="in-eval-mode-neither-batch"
@@ -371,7 +379,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 # batch's mean and variance, the variance divided by N and with 1e-5 added before the root, and update the running
 # values, running = 0.9 · running + 0.1 · batch. They begin with mean 0 and variance 1. As in PyTorch, the running
 # variance takes the batch's variance divided by N − 1. In eval mode: normalise by the running values, with the same
-# 1e-5. The running values are saved with the model.
+# 1e-5. The running values are saved with the model and belong to no graph; the output's gradients pass through the
+# batch's mean and variance.
 
 # %% id="ex-batchnorm" tags=["exercise"] exercise="modules.batchnorm"
 class BatchNorm(nn.Module):
@@ -418,7 +427,7 @@ rows = [
     for layer in info.summary_list[1:]
 ]
 print(table(rows, ("name", "layer", "output", "parameters")))
-print(f"total {info.total_params:,}; fc1 has {100 * small.fc1.weight.numel() / info.total_params:.0f} %")
+print(f"total {info.total_params:,}; fc1 has {100 * count_parameters(small.fc1) / info.total_params:.1f} %")
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="a-linear-layer-has-a"
@@ -449,8 +458,9 @@ check("modules.conv-parameters", conv_parameters)
 # look at each other, which is called attention. In the second a small network works on each position alone. Both
 # halves are *added* to what came in.
 #
-# In attention every position has a query q, a key k and a value v, each of E numbers. Position i gets a weighted mean of
-# all values. Its weights are the softmax over j of qᵢ · kⱼ / √E, so that they add up to 1.
+# In attention every position has a query q, a key k and a value v, each of E numbers. Position i gets a weighted mean
+# of all values. Its weights are the softmax over j of qᵢ · kⱼ / √E, so that they add up to 1. The block of the course
+# does this four times side by side, each time with a quarter of the numbers: four *heads*.
 
 # %% id="block-transformerblock-width-32-n"
 block = TransformerBlock(width=32, n_heads=4).eval()
@@ -461,18 +471,20 @@ with torch.no_grad(), seeded(SEED):
     for is_causal in (False, True):
         changed_at = (block(x, is_causal) - block(later, is_causal)).abs().amax(2)[0] > 0
         print(f"is_causal={is_causal!s:<5} a change at position 5 is seen at {changed_at.nonzero().flatten().tolist()}")
+    print("9 positions instead of 6:", tuple(block(torch.randn(1, 9, 32)).shape))
 parts = [("attention", block.to_qkv, block.to_out), ("network", block.mlp), ("normalisation", block.norm1, block.norm2)]
 for name, *modules in parts:
     print(f"{name:<14}{sum(count_parameters(m) for m in modules):>7,} parameters")
 
 # %% [markdown] id="with-is-causal-no-position"
 # With `is_causal` no position sees a later one. Language models need that: they predict what comes next, and may not
-# look. The block's parameter count has no T in it: the same block works for any length.
+# look. No parameter depends on T: the same block takes 6 positions and 9.
 #
 # ### Exercise: attention
 #
 # Write attention for q, k and v of shape (N, T, E), as in the formula above. With `is_causal=True`, position i gets
-# only values of positions 0 to i, and its weights still add up to 1.
+# only values of positions 0 to i, and its weights still add up to 1. (`tril` and `triu` keep one triangle of a matrix,
+# and `masked_fill(mask, number)` writes a number where a mask is true.)
 
 # %% id="ex-attention" tags=["exercise"] exercise="modules.attention"
 def attention(q, k, v, is_causal=False):
@@ -566,9 +578,9 @@ for zero_init in (False, True):
 # %% [markdown] id="exercise-a-block-that-begins"
 # ### Exercise: a block that begins as nothing
 #
-# Write a residual block for vectors of length D, given as `width`. Its branch has at least two linear layers with a
-# ReLU between them. A new block returns exactly its input. And it can learn: after a few steps of training, every
-# parameter has a gradient that is not 0.
+# Write a residual block for vectors of length D, given as `width`. Its branch has at least two linear layers and a
+# nonlinearity between them, such as ReLU. A new block returns exactly its input. And it can learn: after a few steps of
+# training, every parameter has a gradient that is not 0. (`nn.init.zeros_` fills a tensor with 0.)
 
 # %% id="ex-residual" tags=["exercise"] exercise="modules.residual"
 class Residual(nn.Module):
@@ -596,7 +608,7 @@ check("modules.residual", Residual)
 # %% [markdown] id="6-hooks-looking-in-there"
 # ## 6. Hooks: looking in
 #
-# There are hooks for every point of a pass. We register one of each kind and let them say their names.
+# There are hooks for many points of a pass. We register one each of six kinds and let them say their names.
 #
 # **Predict.** In which order do these five speak, in `loss = layer(x).sum()` and `loss.backward()`? *forward*,
 # *forward pre*, *full backward*, *full backward pre*, and a *tensor* hook on the layer's weight.
@@ -647,8 +659,9 @@ handle.remove()
 print("without it:", torch.equal(layer(x), before))
 
 # %% [markdown] id="the-other-hooks-look-at"
-# The other hooks look at a training step from inside. Here is how large the gradients of our network are, layer by
-# layer, measured by the two helpers of the course: `recording` for outputs, `gradient_norms` for parameters.
+# A hook that returns nothing only looks. Here is how large the gradients of our network are, layer by layer, measured
+# by two helpers of the course: `recording` puts forward hooks on the layers and takes them off again, and
+# `gradient_norms` reads the gradients of the parameters.
 
 # %% id="model-copy-deepcopy-network-train"
 model = copy.deepcopy(network).train()
@@ -671,7 +684,7 @@ print("hooks left behind:", hook_count(model))
 #
 # **Try this.** Which channels of `conv1` find upright strokes? Choose gradients of `conv2`: why do they look like a
 # chessboard with holes? (What does max pooling do with the gradient of a pixel that was not the largest?) Compare the
-# gradients of `fc2` for the digit 6 and the digit 3, which the network gets wrong.
+# gradients of `fc2` for two digits: the 6, which the network reads well, and the 3, which it takes for an 8.
 
 # %% id="explorer" tags=["explorer"]
 explore_layers()
@@ -729,7 +742,8 @@ print(f"{hook_count(model)} hooks: {1000 * with_hooks:.2f} ms; none: {1000 * sec
 #
 # Write a context manager. `with recording_layer(model, name) as seen:` gives a list; inside the block, each forward
 # pass appends the output of the layer with that name, as it was when the layer returned it. What is kept must keep no
-# graph alive. When the block ends, however it ends, the hook is gone.
+# graph alive. When the block ends, however it ends, your hook is gone, and no other. The name may lead through several
+# levels, as `body.0.conv` does: `model.get_submodule(name)` gives the layer.
 
 # %% id="ex-recorder" tags=["exercise"] exercise="modules.recorder"
 @contextmanager
@@ -737,7 +751,7 @@ def recording_layer(model, name):
     """Give a list that fills with copies of the layer's outputs."""
     ### BEGIN SOLUTION
     seen = []
-    layer = dict(model.named_modules())[name]
+    layer = model.get_submodule(name)
     handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
     try:
         yield seen
@@ -755,7 +769,7 @@ check("modules.recorder", recording_layer)
 # %% [markdown] id="7-frozen-means-frozen-back"
 # ## 7. Frozen means frozen
 #
-# Back to the evidence. `moved` compares a model with a snapshot of everything it would save, bit for bit.
+# Back to the evidence. `moved` compares everything that the changed model would save with what the old one would.
 #
 # **Predict.** Which entries of the state moved while the new head was trained? All parameters were equal.
 
@@ -785,7 +799,8 @@ print(f"old task: {correct(network, test_images)} before, {correct(kept_still, t
 print("moved:", moved(kept_still, snapshot(network)) or "nothing")
 
 # %% [markdown] id="not-a-digit-is-lost"
-# Not a digit is lost, and the proof is stronger than the count: nothing moved.
+# Not a digit is lost, and the proof is stronger than the count: nothing moved. It has a price, in the first line: the
+# new head gets fewer inverted digits right than before, since it must do with statistics of dark digits on white.
 #
 # ### What the optimizer must receive
 #
@@ -806,13 +821,15 @@ held = {id(p) for group in optimizer.param_groups for p in group["params"]}
 print("unknown to the optimizer:", [name for name, p in model.named_parameters() if id(p) not in held])
 
 # %% [markdown] id="the-last-line-is-a"
-# The last line is a check worth keeping: it finds a forgotten head, a layer in a list, and a model that was rebuilt.
+# The last line is a check worth keeping: it finds a forgotten head and a model that was rebuilt. A layer in a Python
+# list it can't find, since `named_parameters` doesn't know it either.
 #
 # ### Exercise: frozen means frozen
 #
 # `backbone` is a part of `model`, and it may contain BatchNorm and Dropout. Prepare both for one epoch of training in
 # which nothing in the backbone moves by a bit and everything else learns; the rest of the model is in train mode.
-# Return the parameters that shall learn, as a list. The model may come in any mode.
+# Return the parameters that shall learn, as a list. The model may come in any mode, and the backbone must keep still
+# even if the optimizer was given all of `model.parameters()`.
 
 # %% id="ex-prepare" tags=["exercise"] exercise="modules.prepare"
 def prepare(model, backbone):
@@ -870,15 +887,16 @@ print(f"missing {len(answer.missing_keys)}, unexpected {len(answer.unexpected_ke
 print(load_matching(other, wrapped))
 
 # %% [markdown] id="with-strict-false-not-one"
-# With `strict=False` not one weight was loaded, and the only trace is the return value, which most programs drop.
-# `load_matching` is the course's own: it takes the prefix off and accounts for every key.
+# With `strict=False` not one weight was loaded, and the only trace is the return value. (14 missing of 16: BatchNorm
+# forgives a missing `num_batches_tracked`, which old releases did not save.) `load_matching` is the course's own: it
+# takes the prefix off and accounts for every key.
 #
 # ### Exercise: load what fits
 #
 # Copy into `model` what fits of `state`, by name and shape, parameters and buffers alike. If the names in the state
-# begin with `module.`, take that off first. Return four lists of names, by the model's names: loaded, of another
-# shape, missing in the state, unexpected (in the state only). What doesn't fit keeps its values in the model, `state`
-# stays as it is, and the parameters remain the same objects.
+# begin with `module.`, take that off first, once and only at the beginning. Return four lists of names, by the model's
+# names: loaded, of another shape, missing in the state, unexpected (in the state only). What doesn't fit keeps its
+# values in the model, `state` stays as it is, and the parameters remain the same objects.
 
 # %% id="ex-load" tags=["exercise"] exercise="modules.load"
 def load_partial(model, state):
@@ -937,13 +955,12 @@ print(table(rows, ("labels", "from scratch (%)", "new head on frozen weights (%)
 # %% [markdown] id="read-the-rows-as-a"
 # Read the rows as a condition, not as a rule. Frozen features are worth most where labels are few; with more labels the
 # network that may move all its weights catches up. Where it turns depends on how close the two data sets are, and one
-# draw of 20 labels differs from the next by several points. Where a machine is online, torchvision offers networks
-# trained on a million photographs; the steps are the same.
+# draw of 20 labels differs from the next by several points.
 #
-# ## 9. One tensor, two names; one name, two tensors
+# ## 9. Weights that are shared, weights that are computed
 #
-# **Weight tying.** A model may use one parameter in two places: embedding and output layer of many language models
-# share their weights.
+# **Weight tying.** A model may use one parameter in two places. Many language models do: an *embedding* holds a row of
+# numbers for each token (a word, or a piece of one), and the output layer uses the same rows to score the next token.
 #
 # **Predict.** Embedding and output layer have 50 × 8 numbers each, and are tied. How many parameters has the model? How
 # many entries has its `state_dict`?
@@ -976,7 +993,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="the-parameter-counts-once-and"
 # The parameter counts once, and its gradient is the sum of both uses: all 50 rows, though only two tokens were
-# embedded. `state_dict` lists it under both names.
+# embedded. `state_dict` lists it under both names. Copying and moving keep the tie.
 #
 # **Parametrization.** The opposite: a weight that is *computed* from others at each use. Here the weight is kept
 # orthogonal, so that the layer never changes the length of a vector, whatever training does to the numbers beneath.
@@ -1069,7 +1086,7 @@ check("modules.clinic-predict", predict)
 
 # %% id="clinic-features" tags=["clinic"] exercise="modules.clinic-features"
 def features(model, x):
-    """Return the output of model.backbone for x, in no graph."""
+    """Return the output of model.backbone for x, in no graph; the model stays as it was, also after an error."""
     ### BEGIN SOLUTION
     seen = []
     handle = model.backbone.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
@@ -1125,7 +1142,7 @@ check("modules.clinic-dropout", Noisy)
 # ### The best model is the last one
 #
 # `train_epoch(model)` trains for one epoch and returns the validation loss. The state of the epoch with the smallest
-# loss is wanted. What comes back is always that of the last.
+# loss is wanted, and the model itself shall end as the last epoch leaves it. What comes back is always the last state.
 
 # %% id="clinic-best" tags=["clinic"] exercise="modules.clinic-best"
 def best_state(model, train_epoch, n_epochs):
@@ -1151,6 +1168,101 @@ def best_state(model, train_epoch, n_epochs):
 check("modules.clinic-best", best_state)
 # hint("modules.clinic-best")
 
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-m011"
+# “Freeze early layers by setting requires_grad=False.”
+claim("M011", ...)
+
+# %% id="claim-m028"
+# “state_dict() is a snapshot: holding on to the returned dict preserves the parameter values of that moment.”
+claim("M028", ...)
+
+# %% id="claim-m009"
+# “Dropout zeroes elements only in train mode.”
+claim("M009", ...)
+
+# %% id="claim-m010"
+# “Filtering the checkpoint by key and shape and updating model.state_dict() is the safest way to load pretrained
+# weights.”
+claim("M010", ...)
+
+# %% id="claim-m005"
+# “Reordering the layer definitions in the model makes load_state_dict fail with a mismatch error.”
+claim("M005", ...)
+
+# %% id="claim-m001"
+# “You can compute the input size inside forward and create the fully connected layer there on the fly.”
+claim("M001", ...)
+
+# %% id="claim-m012"
+# “A model with shapes written into its forward fails with a dimension error when it gets a batch of one.”
+claim("M012", ...)
+
+# %% id="claim-m008"
+# “model.train()/eval() control just two layer types, BatchNorm and Dropout.”
+claim("M008", ...)
+
+# %% id="claim-m023"
+# “Pickling a whole model makes a much larger file than its state_dict.”
+claim("M023", ...)
+
+# %% id="claim-m033"
+# “The torchinfo package is torchsummary under a new name.”
+claim("M033", ...)
+
+# %% id="claim-m029"
+# “For transfer learning filter non-matching keys and then load with strict=False.”
+claim("M029", ...)
+
+# %% id="claim-m006"
+# “Printing per-parameter gradient norms locates vanishing: the layer whose gradient becomes 0 is the vanishing point.”
+claim("M006", ...)
+
+# %% id="claim-m026"
+# “A checkpoint saved on a CPU cannot be loaded on a GPU machine without map_location.”
+claim("M026", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 21 sentences about this lesson</summary>
+#
+# `claim("M002")` measures one of them, `python3 course.py claims 03` all.
+#
+# - **M002** Assigning layers in \_\_init\_\_ of an nn.Module subclass registers their parameters.
+# - **M003** BatchNorm normalises with batch statistics in train mode and with accumulated running statistics in eval
+#   mode.
+# - **M004** If the loss falls abnormally slowly, apply Xavier or Kaiming initialisation with
+#   model.apply(init\_weights).
+# - **M007** model.to(device) moves all parameters and buffers of the network at once.
+# - **M013** nn.Module collects sub-module parameters through its hook mechanism.
+# - **M014** nn.Module keeps a \_parameters dict and a \_modules dict that are filled on attribute assignment.
+# - **M015** Layers stored in a plain Python list are not registered: the optimizer misses them and they never train.
+# - **M016** If a class does not inherit nn.Module, calling model.parameters() returns no parameters.
+# - **M017** Never assign a bare torch.Tensor as a learnable attribute; use nn.Parameter or a submodule.
+# - **M018** A custom layer only needs \_\_init\_\_ and forward; autograd derives the backward.
+# - **M019** A forward hook can observe intermediate output without changing the model, and the returned handle
+#   removes it.
+# - **M020** nn.Conv2d(3, 16, 3, 1) applied to a (2, 3, 32, 32) input yields feature maps of 30 by 30.
+# - **M021** There is no standard API for zero-initialising the last norm gamma of residual blocks; do it by hand with
+#   nn.init.
+# - **M022** Save and load state\_dict rather than pickling the whole model with torch.save(model).
+# - **M024** Whole-model pickles need importable classes and can break after refactoring.
+# - **M025** Loading a GPU-saved checkpoint on a CPU-only machine without map\_location fails.
+# - **M027** torch.save returns the object that it saved, so it can be assigned on the same line.
+# - **M030** To find out why a checkpoint does not load, printing the list of key names is enough; shapes need not be
+#   compared.
+# - **M031** A forgotten forward hook that stores outputs grows memory.
+# - **M032** torchinfo.summary(model, input\_size) shows output shapes and parameter counts and finds mismatches.
+# - **M034** print(model) shows the layer hierarchy but neither output shapes nor parameter counts.
+#
+# </details>
+
 # %% [markdown] id="recap"
 # ## Recap
 #
@@ -1158,7 +1270,7 @@ check("modules.clinic-best", best_state)
 #
 # - say what a module registers, and find what an optimizer, a checkpoint or `.to()` will miss;
 # - explain what `train()` and `eval()` change, and what moves although no weight is learned;
-# - build residual and attention blocks, count their parameters by hand, and start them at the right scale;
+# - build residual blocks and attention, count the parameters of a convolution, and start layers at the right scale;
 # - look into any model with hooks that always come off;
 # - freeze a part of a model and prove that it did not move by a bit;
 # - load weights into a model that has changed, and account for every key.

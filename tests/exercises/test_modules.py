@@ -59,6 +59,12 @@ class _AsAttributes(nn.Module):
         return (x - self.mean) / self.std
 
 
+class _Frozen(_AsParameters):
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__(mean, std)
+        self.requires_grad_(False)
+
+
 class _NotSaved(nn.Module):
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
@@ -82,6 +88,7 @@ class _NoInit(nn.Module):
 RIGHT["modules.standardize"] = {"scale and shift": _Folded, "nn.Buffer": _BufferClass}
 WRONG["modules.standardize"] = {
     "parameters": (_AsParameters, "Fixed numbers are no parameters"),
+    "frozen parameters": (_Frozen, "frozen or not"),
     "plain attributes": (_AsAttributes, "a tensor that the module doesn't know"),
     "not saved": (_NotSaved, "persistent=False leaves a buffer out"),
     "of this batch": (_Batchwise, "Per feature, over the last axis"),
@@ -148,11 +155,17 @@ class _LastForgotten(nn.Module):
         return x
 
 
+class _StarSizes(_AddModule):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(list(sizes))
+
+
 RIGHT["modules.stack"] = {"a Sequential": _Sequential, "add_module": _AddModule}
 WRONG["modules.stack"] = {
     "a list": (_InAList, "A list or a dict hides them"),
     "ReLU at the end": (_ReluEverywhere, "There is a ReLU after the last layer"),
-    "no ReLU": (_NoRelu, "ReLU between the layers"),
+    "no ReLU": (_NoRelu, "all of them together are one linear map"),
+    "sizes one by one": (_StarSizes, "sizes comes as one list"),
     "one layer short": (_LastForgotten, "maps (N, first) to (N, last)"),
 }
 
@@ -182,7 +195,11 @@ WRONG["modules.conv-parameters"] = {
         lambda i, o, k, groups=1, bias=True: i // groups * o * k + bias * o,
         "The kernel is a square",
     ),
-    "a float": (lambda i, o, k, groups=1, bias=True: i / groups * o * k * k + bias * o, "An int"),
+    "a float": (lambda i, o, k, groups=1, bias=True: i / groups * o * k * k + bias * o, "its type is float"),
+    "one group": (
+        lambda i, o, k, groups=1, bias=True: (i // groups) * (o // groups) * k * k + bias * o,
+        "as many as groups says",
+    ),
 }
 
 # --- batchnorm ------------------------------------------------------------------------------------------------------
@@ -256,6 +273,26 @@ class _InTheGraph(_Norm):
         self.var = self.var * torch.ones((), requires_grad=True)
 
 
+class _GraphOfTheInput(_Norm):
+    def follow(self, x: Tensor) -> None:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        self.var = 0.9 * self.var + 0.1 * x.var(0)
+
+
+class _Constants(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        self.follow(x)
+        return (x - x.detach().mean(0)) / (x.detach().var(0, correction=0) + 1e-5).sqrt()
+
+
+class _WithoutGradients(_Norm):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 RIGHT["modules.batchnorm"] = {"new tensors": _Norm, "F.batch_norm": _Functional}
 WRONG["modules.batchnorm"] = {
     "N - 1 within the batch": (_NMinusOne, "BatchNorm divides by N"),
@@ -265,6 +302,9 @@ WRONG["modules.batchnorm"] = {
     "follows in eval": (_FollowsInEval, "Update only if self.training"),
     "not saved": (_NotBuffers, "self.register_buffer"),
     "in the graph": (_InTheGraph, "Update them under torch.no_grad()"),
+    "in the graph of the input": (_GraphOfTheInput, "Update them under torch.no_grad()"),
+    "statistics as constants": (_Constants, "Both depend on x"),
+    "all under no_grad": (_WithoutGradients, "not the output"),
 }
 
 # --- residual -------------------------------------------------------------------------------------------------------
@@ -315,13 +355,56 @@ class _InPlace(_Block):
         return x
 
 
-class _Identity(nn.Module):
+class _InPlaceSum(_Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.branch(x)
+        return x
+
+
+class _Identity(_Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.0 * self.branch(x)
+
+
+class _Nothing(_Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _OneLayer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.unused = nn.Linear(width, width)
+        self.branch = nn.Linear(width, width)
+        nn.init.zeros_(self.branch.weight)
+        nn.init.zeros_(self.branch.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.0 * self.unused(x)
+        return x + self.branch(x)
+
+
+class _Linear(_Block):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.branch[1] = nn.Identity()
+
+
+class _ReluAfter(_Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class _Normed(nn.Module):
+    """With a BatchNorm at the end whose scale begins with 0, and GELU: right, too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, width, bias=False), nn.BatchNorm1d(width)
+        )
+        nn.init.zeros_(self.branch[3].weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
 
 
 class _Scalar(nn.Module):
@@ -336,13 +419,23 @@ class _Scalar(nn.Module):
         return x + self.scale * self.branch(x)
 
 
-RIGHT["modules.residual"] = {"wider inside": _Block, "three layers": _ThreeLayers, "a learned scale": _Scalar}
+RIGHT["modules.residual"] = {
+    "wider inside": _Block,
+    "three layers": _ThreeLayers,
+    "a learned scale": _Scalar,
+    "with BatchNorm": _Normed,
+}
 WRONG["modules.residual"] = {
     "everything 0": (_AllZero, "If all layers began with zeros"),
     "not at all 0": (_NotZero, "Set the weight and the bias of the last layer"),
     "no input": (_NoSkip, "The block returns its branch"),
     "in place": (_InPlace, "x = x + …, not x += …"),
     "learns nothing": (_Identity, "and it can learn"),
+    "in place, a sum": (_InPlaceSum, "writes into the input of the first layer"),
+    "the input alone": (_Nothing, "No parameter takes part"),
+    "one layer": (_OneLayer, "at least two linear layers"),
+    "no ReLU": (_Linear, "Two linear layers in a row are one"),
+    "ReLU after the sum": (_ReluAfter, "a ReLU after the sum"),
 }
 
 # --- attention ------------------------------------------------------------------------------------------------------
@@ -373,6 +466,17 @@ def _broken(scale: float = 0.5, axis: int = -1, fill: float = float("-inf"), aft
     return attention
 
 
+def _all_axes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    return (q @ k.permute(2, 1, 0)).softmax(-1) @ v  # what k.T is
+
+
+def _zero_times_infinity(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+    if is_causal:
+        scores = scores - torch.ones(scores.shape[1:]).triu(1) * float("inf")
+    return scores.softmax(-1) @ v
+
+
 RIGHT["modules.attention"] = {"the library's": _by_library, "einsum": _by_einsum}
 WRONG["modules.attention"] = {
     "not scaled": (_broken(scale=0.0), "divided by √E before the softmax"),
@@ -381,6 +485,9 @@ WRONG["modules.attention"] = {
     "hidden by 0": (_broken(fill=0.0), "exp(0) = 1"),
     "hidden afterwards": (_broken(after=True), "no longer add up to 1"),
     "looks ahead only": (_broken(flip=True), "the wrong way round"),
+    "all axes turned": (_all_axes, "swaps the last two"),
+    "k as it is": (lambda q, k, v, is_causal=False: (q @ k).softmax(-1) @ v, "swaps the last two axes"),
+    "0 times infinity": (_zero_times_infinity, "0 · inf is nan"),
     "never causal": (lambda q, k, v, is_causal=False: _by_library(q, k, v), "makes no difference yet"),
 }
 
@@ -448,6 +555,22 @@ def _first_only(model: nn.Module, name: str):
         handle.remove()
 
 
+@contextmanager
+def _by_attribute(model: nn.Module, name: str):
+    with _Recorder(getattr(model, name), "") as seen:
+        yield seen
+
+
+@contextmanager
+def _clears_all(model: nn.Module, name: str):
+    layer, seen = model.get_submodule(name), []
+    layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.detach().clone()))
+    try:
+        yield seen
+    finally:
+        layer._forward_hooks.clear()
+
+
 RIGHT["modules.recorder"] = {"a class": _Recorder, "the course's": _by_course}
 WRONG["modules.recorder"] = {
     "no copy": (_recorder(keep=lambda o: o.detach()), "works in place and has rewritten"),
@@ -455,6 +578,8 @@ WRONG["modules.recorder"] = {
     "never removed": (_recorder(clean=False, careful=False), "takes its hook off"),
     "removed only if all goes well": (_recorder(careful=False), "also when the block fails"),
     "replaces the output": (_recorder(back=True), "replaces the output"),
+    "by attribute": (_by_attribute, "A name with dots"),
+    "takes off all": (_clears_all, "your own hook and no other"),
     "the first pass only": (_first_only, "records every forward pass"),
 }
 
@@ -590,6 +715,36 @@ def _empties(model: nn.Module, state: dict[str, Tensor]) -> Any:
     return lists
 
 
+def _pops(model: nn.Module, state: dict[str, Tensor]) -> Any:
+    for key in [key for key in state if key.startswith("module.")]:
+        state[key.removeprefix("module.")] = state.pop(key)
+    fits, lists = _parts(model, state)
+    model.load_state_dict(fits, strict=False)
+    return lists
+
+
+def _anywhere(model: nn.Module, state: dict[str, Tensor]) -> Any:
+    fits, lists = _parts(model, {k.replace("module.", ""): v for k, v in state.items()})
+    model.load_state_dict(fits, strict=False)
+    return lists
+
+
+def _by_count(model: nn.Module, state: dict[str, Tensor]) -> Any:
+    own, plain = model.state_dict(), {k.removeprefix("module."): v for k, v in state.items()}
+    same = {k: v.reshape(own[k].shape) for k, v in plain.items() if k in own and v.numel() == own[k].numel()}
+    wrong = [k for k in own if k in plain and k not in same]
+    model.load_state_dict(same, strict=False)
+    return list(same), wrong, [k for k in own if k not in plain], [k for k in plain if k not in own]
+
+
+def _by_data(model: nn.Module, state: dict[str, Tensor]) -> Any:
+    fits, lists = _parts(model, {k.removeprefix("module."): v for k, v in state.items()})
+    for own in (dict(model.named_parameters()), dict(model.named_buffers())):
+        for key in own.keys() & fits.keys():
+            own[key].data = fits[key]
+    return lists
+
+
 RIGHT["modules.load"] = {"the course's": _with_course, "copies in a loop, sets": _by_copy}
 WRONG["modules.load"] = {
     "prefix kept": (_prefix_kept, "DistributedDataParallel puts it before every key"),
@@ -598,6 +753,11 @@ WRONG["modules.load"] = {
     "another shape is missing": (_shape_as_missing, "A key of another shape is not missing"),
     "no buffers": (_parameters_only, "All others, also buffers"),
     "new parameters": (_assigns, "Copy values into them"),
+    "writes into the state": (_empties, "write nothing into the state's tensors"),
+    "renames in the state": (_pops, "Build a new dictionary"),
+    "prefix anywhere": (_anywhere, "at the beginning of a name only"),
+    "as many numbers": (_by_count, "yet another shape"),
+    "shares memory": (_by_data, "share memory"),
     "a number back": (lambda model, state: 0, "return loaded, wrong_shape, missing, unexpected"),
 }
 
@@ -646,6 +806,11 @@ class _OneForAll(_Experts):
         self.experts = nn.ModuleDict(dict.fromkeys(names, layer))
 
 
+class _AskedByName(_ByIndex):
+    def forward(self, x: Tensor, name: str) -> Tensor:
+        return self.layers[name](x)
+
+
 class _AlwaysTheFirst(_Experts):
     def forward(self, x: Tensor, name: str) -> Tensor:
         return next(iter(self.experts.values()))(x)
@@ -659,7 +824,8 @@ class _NewEachTime(_Experts):
 RIGHT["modules.clinic-experts"] = {"a ModuleList": _ByIndex, "add_module": _AddedExperts}
 WRONG["modules.clinic-experts"] = {
     "a dict": (_Hidden, "A dict hides layers"),
-    "one for all": (_OneForAll, "two weights and two biases"),
+    "one for all": (_OneForAll, "one and the same layer"),
+    "a list by name": (_AskedByName, "asked by number"),
     "the first always": (_AlwaysTheFirst, "Both experts must be reached"),
     "new ones each time": (_NewEachTime, "Both experts must be reached"),
 }
@@ -777,6 +943,16 @@ class _Reversed(_ByHand):
         return F.dropout(x, 0.5, training=not self.training)
 
 
+class _OnScores(_ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x), 0.5, self.training)
+
+
+class _LessDropped(_ByHand):
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.1, self.training)
+
+
 class _NotScaled(_ByHand):
     def drop(self, x: Tensor) -> Tensor:
         return 0.1 * x * (torch.rand_like(x) < 0.5) if self.training else 10 * x
@@ -787,6 +963,8 @@ WRONG["modules.clinic-dropout"] = {
     "as it was": (_AsItWas, "Pass training=self.training"),
     "off in both": (_Off, "Off in both modes is no repair"),
     "the wrong way round": (_Reversed, "Pass training=self.training"),
+    "on the scores": (_OnScores, "The dropout stands before the linear layer"),
+    "another probability": (_LessDropped, "Dropout of 0.5, once"),
     "another scale": (_NotScaled, "so that the mean stays"),
 }
 
@@ -822,10 +1000,16 @@ def _best(wanted: Any = min, copied: bool = True, epochs: int = 0, back: bool = 
     return best_state
 
 
+def _parameters_alone(model: nn.Module, train_epoch: Any, n_epochs: int) -> dict[str, Tensor]:
+    names = {name for name, _ in model.named_parameters()}
+    return {name: value for name, value in _cloned(model, train_epoch, n_epochs).items() if name in names}
+
+
 RIGHT["modules.clinic-best"] = {"clones": _cloned, "a copied model": _copied_model}
 WRONG["modules.clinic-best"] = {
     "as it was": (_best(copied=False), "Copy them: copy.deepcopy"),
     "the largest loss": (_best(wanted=max), "not of the last"),
+    "no buffers": (_parameters_alone, "holds parameters and buffers"),
     "stops early": (_best(epochs=2), "Call train_epoch(model) once for each epoch"),
     "loads it back": (_best(back=True), "Don't load it back here"),
     "returns the model": (lambda m, t, n: [t(m) for _ in range(n)] and m, "The state_dict of the best epoch"),
