@@ -10,15 +10,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import onnxruntime
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from course_utils.claims.evidence import WORKS, time_ratio, warnings_of
-from course_utils.claims.export_compiling import PAGE, outcome
+from course_utils.claims.export_compiling import PAGE, no_progress_thread, outcome
 from course_utils.claims.ledger import Evidence
 from course_utils.claims.verdicts import CAVEAT, FALSE, OPINION, OUTDATED, TRUE
 from course_utils.export import quantize_linears, quiet, state_bytes
@@ -182,20 +179,17 @@ class Small(nn.Module):
 def to_onnx(model: nn.Module, *inputs: Tensor, **options: Any) -> bytes:
     """Return what torch.onnx.export makes of a model, as the bytes of one file."""
     file = io.BytesIO()
-    program = written(model, *inputs, **options)
+    with no_progress_thread():
+        program = torch.onnx.export(model, inputs, verbose=False, **options)
     assert program is not None
     program.save(file)
     return file.getvalue()
 
 
-def written(model: nn.Module, *inputs: Tensor, **options: Any) -> torch.onnx.ONNXProgram | None:
-    """Run torch.onnx.export without its progress bars: their thread would stay."""
-    with mock.patch.object(tqdm, "monitor_interval", 0):
-        return torch.onnx.export(model, inputs, verbose=False, **options)
-
-
 def run_onnx(content: bytes | str, *inputs: Tensor) -> Tensor:
     """Run an ONNX model, from bytes or from a file, in ONNX Runtime; return its first output."""
+    import onnxruntime
+
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # errors are raised; not also printed
     session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
@@ -282,10 +276,12 @@ def batches_of_another_size() -> Evidence:
     page="https://onnxruntime.ai/docs/execution-providers/",
 )
 def onnx_on_the_cpu() -> Evidence:
+    from onnxruntime import get_all_providers
+
     (model, content), x = static_model(), torch.rand(2, 4)
     return {
         "ONNX Runtime on the CPU: off by": (run_onnx(content, x) - model(x)).abs().max().item(),
-        "it knows TensorRT": "TensorrtExecutionProvider" in onnxruntime.get_all_providers(),
+        "it knows TensorRT": "TensorrtExecutionProvider" in get_all_providers(),
     }
 
 
@@ -380,8 +376,8 @@ def file_in_another_folder() -> Evidence:
     model, x = nn.Linear(64, 64), torch.rand(2, 64)
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as away:
         path = Path(home) / "model.onnx"
-        with quiet():
-            written(model.eval(), x, f=str(path))
+        with quiet(), no_progress_thread():
+            torch.onnx.export(model.eval(), (x,), str(path), verbose=False)
         shutil.copy(path, away)
         return {
             "files written": ", ".join(sorted(entry.name for entry in Path(home).iterdir())),
@@ -403,7 +399,7 @@ class Where(nn.Module):
     ),
     right="It depends on the dtype: float32 and int64 run; bool exports without a word and is refused when the file is "
     "loaded, for lack of a kernel. Cast to a dtype that has one.",
-    page="https://onnxruntime.ai/docs/reference/operators/OperatorKernels.html",
+    page="https://github.com/microsoft/onnxruntime/blob/main/docs/OperatorKernels.md",
 )  # fmt: skip
 def where_of_two_dtypes() -> Evidence:
     mask = torch.tensor([True, False, True])
@@ -424,7 +420,7 @@ def where_of_two_dtypes() -> Evidence:
     rule=lambda seen: FALSE if seen["export of an operator of one's own"] == WORKS else OPINION,
     right="An operator of one's own stops the export at once, unless it brings its translation. Which trouble is the "
     "main one depends on the model; the verification is right in any case.",
-    page="onnx_ops.html",
+    page=ONNX,
 )
 def export_of_an_own_operator() -> Evidence:
     library = torch.library.Library("course_claims", "DEF")  # its operators go when it goes
@@ -446,6 +442,14 @@ def export_of_an_own_operator() -> Evidence:
 # --- int8 ------------------------------------------------------------------------------------------------------------
 
 
+def quantized(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the model with dynamic int8 by the tool of older texts, and the warnings about its age."""
+    made: list[nn.Module] = []
+    kinds = {nn.Linear, nn.Conv2d}
+    said = deprecations(lambda: made.append(torch.quantization.quantize_dynamic(model, kinds)))
+    return made[0], said
+
+
 @PAGE.claim(
     "X018",
     "Dynamic quantization changes two lines of code and turns FP32 weights into INT8 for a considerable CPU speed-up.",
@@ -459,38 +463,37 @@ def export_of_an_own_operator() -> Evidence:
     page=AO,
     varies=True,
 )  # fmt: skip
-@PAGE.claim(
-    "X030",
-    "Use torch.quantization for post-training and QAT.",
-    rule=lambda seen: TRUE if seen["torch.quantization warns"] == "none" else OUTDATED,
-    right="torch.quantization and its later name torch.ao.quantization are deprecated and announced for removal: use "
-    "torchao, with quantize_ after training and its own QAT during it.",
-    page=AO,
-)
-def quantized_by_the_old_tool() -> Evidence:
-    if not hasattr(torch, "quantization"):
-        return {"torch.quantization warns": "it is gone", "linear layer is quantized": False}
-    warned: list[str] = []
-
-    def quantized(model: nn.Module) -> nn.Module:
-        made: list[nn.Module] = []
-        kinds = {nn.Linear, nn.Conv2d}
-        warned.append(deprecations(lambda: made.append(torch.quantization.quantize_dynamic(model, kinds))))
-        return made[0]
-
+def dynamic_quantization() -> Evidence:
     def times_faster(width: int) -> float:
         model, x = nn.Sequential(*[nn.Linear(width, width) for _ in range(3)]).eval(), torch.rand(1, width)
-        small = quantized(model)
+        small, _ = quantized(model)
         with torch.no_grad():
             return time_ratio(lambda: model(x), lambda: small(x), repeats=9)
 
-    both = quantized(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4)))
+    both, _ = quantized(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4)))
     return {
-        "torch.quantization warns": warned[0],
         "linear layer is quantized": type(both[2]) is not nn.Linear,
         "convolution is quantized": type(both[0]) is not nn.Conv2d,
         "3 x Linear(1024, 1024), 1 row: times faster": times_faster(1024),
         "3 x Linear(32, 32), 1 row: times faster": times_faster(32),
+    }
+
+
+@PAGE.claim(
+    "X030",
+    "Use torch.quantization for post-training and QAT.",
+    rule=lambda seen: OUTDATED if "deprecated" in f"{seen['after training']} {seen['in training']}" else TRUE,
+    right="torch.quantization and its later name torch.ao.quantization are deprecated and announced for removal: use "
+    "torchao, with quantize_ after training and its own QAT during it.",
+    page=AO,
+)
+def warnings_of_the_old_tool() -> Evidence:
+    if not hasattr(torch, "quantization"):
+        return {"after training": "deprecated, and gone", "in training": "deprecated, and gone"}
+    learning = nn.Sequential(nn.Linear(4, 4)).train()
+    return {
+        "after training": quantized(nn.Sequential(nn.Linear(4, 4)))[1],
+        "in training": deprecations(lambda: torch.quantization.prepare_qat(learning)),
     }
 
 

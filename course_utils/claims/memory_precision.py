@@ -505,8 +505,8 @@ def on(device: str, work: Callable[[], object]) -> Callable[[], None]:
     "P013",
     "FP16 matmul throughput on modern GPUs is often more than twice FP32.",
     rule=lambda seen: NEEDS_CUDA if not seen["CUDA"] else TRUE if seen["float16 matmul, times faster"] > 2 else FALSE,
-    right="It needs Tensor Cores and large matrices with sides that are multiples of 8. On a CPU it depends on its "
-    "instructions: without them, float16 is slower.",
+    right="It needs Tensor Cores, and matrices large enough to keep them busy; with TF32 on, float32 uses them, "
+    "too. On a CPU it depends on its instructions: without them, float16 is slower.",
     page="notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     varies=True,
 )
@@ -518,7 +518,7 @@ def on(device: str, work: Callable[[], object]) -> Callable[[], None]:
         else TRUE if seen["float16 matmul, times faster"] > 1.5 else FALSE
     ),
     right="The hardware for it, Tensor Cores, came with Volta (compute capability 7.0). Of Pascal (6.x) only the P100 "
-    "computes quickly in float16, and newer builds of PyTorch don't run on Pascal at all.",
+    "computes quickly in float16, and builds of PyTorch for CUDA 13 don't run on Pascal at all.",
     page="https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/index.html",
     varies=True,
 )  # fmt: skip
