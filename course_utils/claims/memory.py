@@ -30,34 +30,27 @@ def digits(count: int) -> tuple[Tensor, Tensor]:
 
 
 def training(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    dtype: torch.dtype | None = None,
-    **settings: float,
+    model: nn.Module, x: Tensor, y: Tensor, make: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
 ) -> Recording:
-    """Record the memory of one training step, the second one; with autocast if there is a ``dtype``."""
-    optimizer = make(model.parameters(), **settings)
+    """Record the memory of one training step, the second one."""
+    optimizer = make(model.parameters())
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
     return measure_step(model, step, optimizer)
 
 
-def cnn_step(count: int, *, is_mixed: bool = False) -> Recording:
+def cnn_step(count: int) -> Recording:
     """Return the recording of one step of the course's CNN on ``count`` digits."""
-    return training(DigitCNN(), *digits(count), dtype=torch.bfloat16 if is_mixed else None)
+    return training(DigitCNN(), *digits(count))
 
 
-def mlp_step(count: int, *, is_mixed: bool = False) -> Recording:
+def mlp_step(count: int) -> Recording:
     """Return the recording of one step of a wide MLP on ``count`` digits."""
-    return training(MLP(784, (512, 512)), *digits(count), dtype=torch.bfloat16 if is_mixed else None)
+    return training(MLP(784, (512, 512)), *digits(count))
 
 
 # --- Who owns the bytes ----------------------------------------------------------------------------------------------
@@ -281,16 +274,14 @@ def activations_during_backward() -> Evidence:
 )  # fmt: skip
 def checkpoints_in_a_deep_network() -> Evidence:
     def run(keep: bool) -> tuple[int, int]:
-        blocks, calls = (
-            nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(6)),
-            [],
-        )
+        layers = [[nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)] for _ in range(6)]
+        blocks, calls = nn.ModuleList(nn.Sequential(*block) for block in layers), []
         blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
 
         def step() -> None:
             x = torch.rand(32, 64)
             for block in blocks:
-                x = x + (block(x) if keep else checkpoint(block, x, use_reentrant=False)).sin()
+                x = x + (block(x) if keep else checkpoint(block, x, use_reentrant=False))
             x.square().mean().backward()
 
         memory = measure_step(blocks, step, warm_up=0)
@@ -301,7 +292,7 @@ def checkpoints_in_a_deep_network() -> Evidence:
         "activations, with checkpoints: share": dropped / kept,
         "runs of each block, without": once,
         "runs of each block, with": twice,
-    }  # fmt: skip
+    }
 
 
 @PAGE.claim(
