@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_utils import allocator
 from course_utils.allocator import KIB, MIB, Block, CachingAllocator, OutOfMemory, draw_segments
 from course_utils.errors import UsageError
 
@@ -122,3 +124,8 @@ def test_blocks_are_drawn_one_bar_each():
     draw_segments(ax, gpu)
     assert [patch.get_width() for patch in ax.patches] == [4, 4, 12]
     plt.close(figure)
+
+
+def test_the_example_in_the_documentation_is_true():
+    failed, tried = doctest.testmod(allocator)
+    assert (failed, tried > 0) == (0, True)

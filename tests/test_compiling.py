@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import logging
 import os
 import subprocess
@@ -126,3 +127,8 @@ def test_break_even_is_the_first_count_at_which_the_sum_is_lower(first, later, p
 @pytest.mark.parametrize("later", [1.0, 2.0])
 def test_what_is_no_faster_never_pays(later):
     assert break_even(10.0, later, 1.0) is None
+
+
+def test_the_example_in_the_documentation_is_true():
+    failed, tried = doctest.testmod(compiling)
+    assert (failed, tried > 0) == (0, True)

@@ -63,8 +63,8 @@ EXERCISES = [
             "Autograd hands every tensor that it saves to your first hook. Note its storage there.",
             "with torch.autograd.graph.saved_tensors_hooks(pack, unpack): result = model(x). Leave out the storages of "
             "the parameters and of x.",
-            "def pack(t): s = t.untyped_storage(); seen[s.data_ptr()] = s.nbytes(); return t.detach(). Then remove the keys of "
-            "the parameters and of x, and sum.",
+            "def pack(t): s = t.untyped_storage(); seen[s.data_ptr()] = s.nbytes(); return t.detach(). Then remove the "
+            "keys of the parameters and of x, and sum.",
         ),
         errors=(("missing 1 required positional argument", "Both hooks take one argument and return something."),),
     ),
@@ -90,6 +90,10 @@ EXERCISES = [
             "use_reentrant=False)",
         ),
         errors=(
+            (
+                "'list' object is not callable",
+                "A group must be callable: nn.Sequential(*layers[start : start + size]).",
+            ),
             ("use_reentrant", "Say which kind: checkpoint(..., use_reentrant=False)."),
             (
                 "A different number of tensors was saved",
@@ -116,6 +120,10 @@ EXERCISES = [
         errors=(
             _NO_GRAD,
             ("returned an incorrect number of gradients", "One for each input of forward: None for run, x.grad for x."),
+            (
+                "backward through the graph a second time",
+                "The inner backward went on into the graph of x. Give run a detached copy of x.",
+            ),
             ("has no attribute 'apply'", "Derive the class from torch.autograd.Function."),
             ("Legacy autograd function", "forward and backward must be static: @staticmethod."),
         ),
@@ -145,6 +153,7 @@ EXERCISES = [
         errors=(
             ("division by zero", "All gradients may be zero. Then nothing needs saving: return 1.0."),
             ("stack expects each tensor to be equal size", "The gradients differ in shape: take each one's maximum."),
+            ("cannot convert float infinity", "All gradients may be zero. Then return 1.0."),
             ("math domain error", "log2 of 0: all gradients may be zero. Then return 1.0."),
         ),
     ),

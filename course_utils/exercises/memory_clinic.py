@@ -70,7 +70,7 @@ def check_clinic_history(validate: Callable, inputs: Inputs) -> Iterator[Check]:
 
 def check_clinic_loop(train: Callable, inputs: Inputs) -> Iterator[Check]:
     """memory.clinic-loop: autocast around the whole loop serves the weights of the first step for ever."""
-    d, h, c, n, steps = 5, 16, 3, 40, 8
+    d, h, c, n, steps = 5, 16, 3, 40, 15
     model = _classifier(inputs, d, h, c)
     x, y = inputs.randn(n, d), inputs.randint(0, c, n)
     twin = copy.deepcopy(model)
@@ -109,8 +109,8 @@ def check_clinic_loop(train: Callable, inputs: Inputs) -> Iterator[Check]:
         "the losses are those of training",
         torch.tensor(answer),
         torch.tensor(wanted),
-        rtol=3e-2,
-        atol=3e-2,
+        rtol=1e-2,
+        atol=1e-2,
         hint="Forward pass and loss under autocast, once per step; zero_grad, backward and step as before.",
     )
 
@@ -159,7 +159,8 @@ def check_clinic_half(train: Callable, inputs: Inputs) -> Iterator[Check]:
         "the weights move about as far as in float32",
         0.9 < shares.item() < 1.1,
         detail=f"they moved {shares.item():.2f} times as far",
-        hint="Each of the 25 updates must arrive in the float32 weights.",
+        hint="In bfloat16, 1 + 0.003 is 1: an update below half the spacing is lost, and no cast brings it back. Keep "
+        "the weights in float32 from the first step to the last.",
     )
 
 

@@ -205,20 +205,16 @@ class _Spy(nn.Module):
         return self.layer(x)
 
 
-def _reference_step(
-    model: nn.Module, pieces: list[tuple[Tensor, Tensor]], max_norm: float, dtype: torch.dtype
-) -> tuple[Tensor, float]:
-    """Return the gradient after clipping, as one vector, and its norm before; in float32 but for the forward pass."""
-    n_all = sum(len(y) for _, y in pieces)
+def _weighted_gradient(model: nn.Module, pieces: list[tuple[Tensor, Tensor]], weights: list[float]) -> Tensor:
+    """Return the gradient of the weighted sum of the pieces' losses in mixed precision, as one vector."""
     model.zero_grad()
-    for x, y in pieces:
-        with torch.autocast("cpu", dtype=dtype):
-            loss = F.cross_entropy(model(x), y) * (len(y) / n_all)
+    for (x, y), weight in zip(pieces, weights, strict=True):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y) * weight
         (1024 * loss).backward()
     grad = torch.cat([p.grad.flatten() for p in model.parameters()]) / 1024  # type: ignore[union-attr]
     model.zero_grad()
-    norm = grad.norm().item()
-    return grad * min(1.0, max_norm / norm), norm
+    return grad
 
 
 def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -228,7 +224,9 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
     model = _Spy(inputs, d, c)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
-    grad, norm = _reference_step(model, pieces, math.inf, torch.float16)
+    grad = _weighted_gradient(model, pieces, [len(y) / 16 for _, y in pieces])
+    norm = grad.norm().item()
+    of_means, of_sum = (_weighted_gradient(model, pieces, [w] * 3).norm().item() for w in (1 / 3, 1.0))
     limit = norm / 2
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     for p in model.parameters():
@@ -249,6 +247,8 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
         rtol=2e-2,
         hint="torch.nn.utils.clip_grad_norm_ returns it as a tensor; .item() makes a float.",
         mistakes=[
+            (of_means, "A mean of means is not the mean of all. Weight each piece by its share, len(y) / n_all."),
+            (of_sum, "The means of all pieces were added up. Weight each piece by its share, len(y) / n_all."),
             (
                 1024 * norm,
                 "This is the norm of the *scaled* gradient. scaler.unscale_(optimizer) comes before clipping.",

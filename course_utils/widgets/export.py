@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from course_utils.errors import UsageError
@@ -14,6 +14,9 @@ from course_utils.export import Backend, Call, latency_ms, torch_threads
 from course_utils.plots import PALETTE
 from course_utils.text import human_bytes, table
 from course_utils.widgets.panel import Choice, Slider, View, explore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BATCHES = (1, 4, 16, 64, 256)
 MARKERS = "osD^vP"
@@ -102,6 +105,8 @@ def explore_backends(backends: Sequence[Backend], images: Tensor) -> None:
 
 
 def _draw(bench: Bench, batch: int, threads: int, limit_ms: float) -> Figure:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, backend in enumerate(bench.backends):

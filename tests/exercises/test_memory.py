@@ -60,6 +60,10 @@ def _bytes(tensors: Any) -> int:
 RIGHT["memory.owners"] = {"with the course's counter": _owners(), "a set of pairs": _by_set}
 WRONG["memory.owners"] = {
     "tensors instead of storages": (_owners(count=_bytes), "Two parameters share one storage"),
+    "what tensors show, each storage once": (
+        _owners(count=lambda tensors: sum({t.data_ptr(): t.nbytes for t in tensors}.values())),
+        "A storage counts as a whole",
+    ),
     "numbers": (_owners(count=lambda tensors: sum(t.numel() for t in tensors)), "These are numbers, not bytes"),
     "without the frozen": (
         _owners(parameters=lambda m, o: storage_bytes(p for p in m.parameters() if p.requires_grad)),
@@ -276,6 +280,7 @@ WRONG["memory.segments"] = {
         lambda layers, x, size: _groups(layers[: max(1, len(layers) // size) * size], x, size),
         "the last group may be shorter",
     ),
+    "one group": (lambda layers, x, size: _groups(layers, x, len(layers)), "in backward it needs all activations"),
     "as many groups as size": (
         lambda layers, x, size: checkpoint_sequential(layers, len(layers), x, use_reentrant=False),
         "every layer's input is kept",
@@ -354,6 +359,14 @@ def _runs_twice(ctx: Any, run: Any, x: Tensor) -> Tensor:
     return run(x)
 
 
+def _not_detached(ctx: Any, grad: Tensor) -> tuple:
+    (x,) = ctx.saved_tensors
+    with torch.enable_grad():
+        y = ctx.run(x)
+    y.backward(grad)
+    return None, x.grad
+
+
 RIGHT["memory.recompute"] = {
     "autograd.backward": _recompute(),
     "autograd.grad, and adding up by hand": _recompute(backward=_by_autograd_grad),
@@ -373,6 +386,7 @@ WRONG["memory.recompute"] = {
     "runs twice": (_recompute(_runs_twice), "Keep the result of the one call"),
     "a function": (lambda run, x: run(x), "class Recompute"),
     "a plain class": (nn.Module, "class Recompute"),
+    "x in its graph": (_recompute(backward=_not_detached), "went on into the graph of x"),
     "x twice": (
         _recompute(backward=_backward_with(lambda y, x, g: y.backward(g), lambda x: (None, 2 * x.grad))),
         "The gradient arrived twice",
@@ -683,7 +697,7 @@ WRONG["memory.amp-step"] = {
     "does not clip": (_amp(clip=False), "The gradient was not clipped"),
     "keeps old gradients": (_amp(clear=False), "returns the norm before clipping"),
     "no autocast": (_amp(autocast=False), "around the forward pass and the loss"),
-    "adds up means": (_amp(share=False), "returns the norm before clipping"),
+    "adds up means": (_amp(share=False), "were added up"),
     "never updates": (_amp(update="never"), "scaler.update() is missing"),
     "a step for each piece": (_amp(update="each"), "returns the norm before clipping"),
     "steps past the scaler": (_amp(plain_step=True), ""),
