@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_utils import check, hint, progress, show, shows_error, solution
+from course_utils import check, claim, hint, progress, show, shows_error, solution
 from course_utils.data import load_digits8, load_digits28
 from course_utils.devices import pick_device, synchronize
 from course_utils.diagrams import storage_map
@@ -1234,6 +1234,109 @@ def prepare(features, labels, device):
 
 check("tensors.clinic-prepare", prepare)
 # hint("tensors.clinic-prepare")
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-t004"
+# “view requires a contiguous tensor and otherwise raises an error.”
+claim("T004", ...)
+
+# %% id="claim-t018"
+# “PyTorch never moves data between CPU and GPU implicitly; device placement is explicit.”
+claim("T018", ...)
+
+# %% id="claim-t012"
+# “NumPy promotes dtypes implicitly while PyTorch does not, which makes PyTorch errors easier to debug.”
+claim("T012", ...)
+
+# %% id="claim-t037"
+# “Subtracting a label of shape [batch] from an output of shape [batch, seq, classes] silently broadcasts to [batch,
+# seq, batch].”
+claim("T037", ...)
+
+# %% id="claim-t010"
+# “A tensor carries dtype, device, layout, requires_grad and grad_fn metadata in addition to its values, unlike a NumPy
+# array.”
+claim("T010", ...)
+
+# %% id="claim-t024"
+# “Contiguity/stride order is what the tensor attribute called layout describes.”
+claim("T024", ...)
+
+# %% id="claim-t016"
+# “A factory call such as torch.randn(3,4) without device= is always placed on the CPU.”
+claim("T016", ...)
+
+# %% id="claim-t035"
+# “Low-level layers such as conv and linear only accept float32 or float16.”
+claim("T035", ...)
+
+# %% id="claim-t005"
+# “reshape is the safer choice for non-contiguous tensors.”
+claim("T005", ...)
+
+# %% id="claim-t036"
+# “After taking a mean over a dimension the result can be subtracted from the original directly thanks to broadcasting.”
+claim("T036", ...)
+
+# %% id="claim-t017"
+# “Tensor.to(device) returns a copy on the target device and leaves the original tensor unchanged.”
+claim("T017", ...)
+
+# %% id="claim-t021" tags=["nbval-ignore-output"]
+# “torch.empty does not initialise memory, so it is the fastest factory, and its content is random.”
+claim("T021", ...)
+
+# %% id="claim-t007"
+# “CPU data that was not manually moved to the GPU makes training very slow without any obvious reason.”
+claim("T007", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 24 sentences about this lesson</summary>
+#
+# `claim("T001")` measures one of them, `python3 course.py claims 01` all.
+#
+# - **T001** A tensor is a multi-dimensional array that automatically tracks its operations and can be computed on a
+#   GPU.
+# - **T002** Tensors on different devices cannot be combined in one operation; it raises a RuntimeError ('Expected all
+#   tensors to be on the same device').
+# - **T003** Data that you feed to a model should be created with an explicit requires\_grad=False.
+# - **T006** tensor.to(device) copies or migrates the data in place to the given device.
+# - **T008** x.add\_(1) modifies the memory in place while x = x + 1 creates a new tensor.
+# - **T009** Many operations such as t() return views sharing memory, so in-place edits of the view change the
+#   original.
+# - **T011** Multiplying an integer tensor by a floating-point model parameter raises a dtype error instead of
+#   converting silently.
+# - **T013** torch.tensor([1,2,3]) infers an integer dtype (int64) rather than a float dtype.
+# - **T014** Tensors that take part in gradient computation should be given an explicit floating dtype such as
+#   float32.
+# - **T015** The device-mismatch error message tells you which devices the operands are on, so you can simply follow
+#   it.
+# - **T019** torch.tensor(data) always copies its data.
+# - **T020** torch.as\_tensor(data) shares memory with its source when possible.
+# - **T022** Forgetting to overwrite a torch.empty buffer produces plausible garbage values that are very hard to
+#   debug.
+# - **T023** transpose and permute do not move data; they only change the strides over the same storage.
+# - **T025** Before reshaping a transposed tensor you must call contiguous() yourself.
+# - **T026** contiguous() copies memory, so repeating it in a loop costs time.
+# - **T027** Matrix multiplication accepts transposed (strided) tensors without calling contiguous().
+# - **T028** torch.from\_numpy shares memory with the array, so modifying one changes the other.
+# - **T029** A CPU tensor and its .numpy() result share memory.
+# - **T030** A CUDA tensor must be moved with .cpu() before .numpy(), while .item() works on a CUDA scalar directly.
+# - **T031** PyTorch's default floating dtype is float32, while NumPy data is usually float64 and from\_numpy keeps
+#   float64.
+# - **T032** Feeding float64 input to a float32 model raises a dtype error.
+# - **T033** Operations between a float64 data tensor and float32 model weights raise an error.
+# - **T034** Passing an int64 tensor to a conv or linear layer usually raises nothing and is silently converted,
+#   losing precision.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap

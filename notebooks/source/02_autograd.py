@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_utils import check, hint, progress, show, shows_error, solution
+from course_utils import check, claim, hint, progress, show, shows_error, solution
 from course_utils.data import Batches, load_digits8
 from course_utils.graphs import graph_diagram, tracing, walk_graph
 from course_utils.memory import recording_saved
@@ -1104,6 +1104,98 @@ def gated(x):
 
 check("autograd.clinic-gate", gated)
 # hint("autograd.clinic-gate")
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-a018"
+# “For z = x*y the grad_fn is MulBackward and it keeps references to x and y.”
+claim("A018", ...)
+
+# %% id="claim-a005"
+# “After backward() the computation graph is freed by default.”
+claim("A005", ...)
+
+# %% id="claim-a011"
+# “Assigning to .data of a tensor that requires grad breaks the gradient chain.”
+claim("A011", ...)
+
+# %% id="claim-a016"
+# “torch.no_grad() is a global switch for gradient tracking.”
+claim("A016", ...)
+
+# %% id="claim-a009"
+# “A custom loss must be built from tensor operations only; using native Python objects in between cuts the gradient.”
+claim("A009", ...)
+
+# %% id="claim-a008"
+# “Autograd computes correct gradients automatically as long as every forward operation is differentiable.”
+claim("A008", ...)
+
+# %% id="claim-a030"
+# “In a VAE, detach the random noise so that it does not affect gradient flow.”
+claim("A030", ...)
+
+# %% id="claim-a024"
+# “Detaching the features of one model before feeding another keeps the first model from being updated.”
+claim("A024", ...)
+
+# %% id="claim-a022"
+# “A leaf tensor is one created directly by the user and not computed from other tensors.”
+claim("A022", ...)
+
+# %% id="claim-a012"
+# “Printing x.requires_grad and x.grad_fn finds the break: grad_fn None means the node is not in the differentiable
+# chain.”
+claim("A012", ...)
+
+# %% id="claim-a013"
+# “In-place operations are forbidden on tensors with requires_grad=True because the forward values are needed for
+# gradients.”
+claim("A013", ...)
+
+# %% id="claim-a010"
+# “The 'None gradient' error is caused by non-differentiable operations or in-place modification inside a custom
+# function.”
+claim("A010", ...)
+
+# %% id="claim-a026"
+# “A parameter behind a detach() or a no_grad block shows a gradient that is always zero.”
+claim("A026", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 18 sentences about this lesson</summary>
+#
+# `claim("A001")` measures one of them, `python3 course.py claims 02` all.
+#
+# - **A001** Python if/for control flow in forward is run for real on each call, so the network depth may depend on
+#   the input's size or values and still be differentiated.
+# - **A002** The autograd graph is rebuilt on every forward pass.
+# - **A003** For y = x\*\*2 + 3x + 1 at x=2, y.backward() stores x.grad = 7.
+# - **A004** Once a tensor has requires\_grad=True, every tensor computed from it automatically records a grad\_fn.
+# - **A006** requires\_grad=True tensors need not be the original input; every intermediate produced by a
+#   differentiable op automatically has a grad\_fn.
+# - **A007** loss.backward() starts at a scalar loss, walks the graph in reverse topological order and applies the
+#   chain rule.
+# - **A014** clone() copies the data and keeps the gradient path.
+# - **A015** detach() returns a tensor separated from the graph whose requires\_grad is always False.
+# - **A017** Every line executed extends the graph; even x = x + 1 in a loop is recorded.
+# - **A019** A non-scalar result needs reduction (e.g. sum) before backward() without arguments.
+# - **A020** Only leaf tensors keep .grad after backward; reading .grad on an intermediate gives None.
+# - **A021** Call retain\_grad() to keep the gradient of an intermediate tensor.
+# - **A023** Operations starting from leaf tensors are tracked by default.
+# - **A025** Setting requires\_grad=False on an intermediate result makes autograd skip it.
+# - **A027** Wrapping a forward branch in no\_grad silently removes its gradients.
+# - **A028** Changing a tensor after forward can corrupt the gradient path.
+# - **A029** The engine calls recorded backward functions in topological order from the output to the leaves.
+# - **A031** Doing two backward passes before one step mixes both gradients.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap

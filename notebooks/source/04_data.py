@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, get_worker_info
 from torchvision.transforms import v2
 
-from course_utils import check, hint, progress, show, shows_error
+from course_utils import check, claim, hint, progress, show, shows_error
 from course_utils.data import load_digits8
 from course_utils.datasets import Costly, Counting, ImageFolder, Numbers, Sequences, mask_of, pad, write_image_folder
 from course_utils.devices import pick_device
@@ -898,6 +898,98 @@ check("data.clinic-init", init_worker)
 # %% id="clean-up"
 shutil.rmtree(folder)
 print("images removed:", not folder.exists(), "  processes left behind:", live_children())
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Fourteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-d011"
+# “Seeding Python, NumPy and PyTorch in the main process is enough for DataLoader augmentation.”
+claim("D011", ...)
+
+# %% id="claim-d016"
+# “Worker random seeds differ by default, which makes augmentation irreproducible from run to run.”
+claim("D016", ...)
+
+# %% id="claim-d017"
+# “Set worker_init_fn with a fixed seed per worker to make augmentation reproducible.”
+claim("D017", ...)
+
+# %% id="claim-d022"
+# “Avoid heavy preprocessing in __getitem__; move it into transforms.”
+claim("D022", ...)
+
+# %% id="claim-d014"
+# “On Windows num_workers>0 requires an if __name__=="__main__" guard; otherwise processes spawn recursively without
+# end. On Linux this does not exist.”
+claim("D014", ...)
+
+# %% id="claim-d012"
+# “Convert every tensor returned by Dataset.__getitem__ to float32.”
+claim("D012", ...)
+
+# %% id="claim-d018"
+# “A NumPy Generator object stored in the dataset yields the same numbers in every worker and repeats them every epoch.”
+claim("D018", ...)
+
+# %% id="claim-d021" tags=["nbval-ignore-output"]
+# “Raising num_workers above 0 often multiplies throughput.”
+claim("D021", ...)
+
+# %% id="claim-d009" tags=["nbval-ignore-output"]
+# “If the n workers do not saturate the CPU, the bottleneck is the preprocessing logic and adding workers does not
+# help.”
+claim("D009", ...)
+
+# %% id="claim-d002"
+# “Building class_to_idx from sorted(os.listdir(root)) gives one class per folder.”
+claim("D002", ...)
+
+# %% id="claim-d006"
+# “Fixing the seed also fixes the data-loading order.”
+claim("D006", ...)
+
+# %% id="claim-d027"
+# “Different PyTorch versions can produce different results with the same seed.”
+claim("D027", ...)
+
+# %% id="claim-d008"
+# “Do decoding, augmentation, normalisation and tensor conversion in __getitem__ because it runs in parallel in worker
+# processes.”
+claim("D008", ...)
+
+# %% id="claim-d010" tags=["nbval-ignore-output"]
+# “Overly complex __getitem__ work with large random reads can make multi-process overhead slower than a single
+# process.”
+claim("D010", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 15 sentences about this lesson</summary>
+#
+# `claim("D001")` measures one of them, `python3 course.py claims 04` all.
+#
+# - **D001** A batch of variable-length sequences can be handled by looping over time steps or masking in forward.
+# - **D003** num\_workers of 4 to 8 clearly improves throughput on an ordinary machine, and too many workers hurt.
+# - **D004** pin\_memory=True speeds up host-to-device copies through page-locked memory.
+# - **D005** Random augmentation belongs inside Dataset.\_\_getitem\_\_ so that each epoch sees different versions of
+#   a sample.
+# - **D007** A map-style Dataset only needs \_\_len\_\_ and \_\_getitem\_\_.
+# - **D013** num\_workers=0 (the default) loads data in the main process; larger values start subprocesses.
+# - **D015** More workers is not always faster; each costs memory and IPC.
+# - **D019** pin\_memory brings 5 to 15 percent and costs almost nothing, so it should be on by default.
+# - **D020** Combine pin\_memory with non\_blocking=True in .to() to overlap transfer and compute.
+# - **D023** The last batch can be smaller; drop\_last=True discards it.
+# - **D024** Seed random, numpy, torch and CUDA together to fix randomness.
+# - **D025** torch.manual\_seed covers both CPU and GPU generators; manual\_seed\_all handles all GPUs.
+# - **D026** For ordinary training keep cudnn.benchmark at True.
+# - **D028** Check samples for NaN and Inf inside the Dataset.
+# - **D029** DataLoader workers prefetch batches ahead of the training loop.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap

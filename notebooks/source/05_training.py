@@ -38,7 +38,7 @@ import yaml
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR
 
-from course_utils import check, checkpoints, hint, progress, show, shows_error
+from course_utils import check, claim, checkpoints, hint, progress, show, shows_error
 from course_utils.checkpoints import Keeper
 from course_utils.config import TrainConfig
 from course_utils.data import Batches, affine_augment, load_digits8, load_digits28
@@ -1602,6 +1602,127 @@ stepper.step()
 print("the next step changed the weights:", not torch.equal(back.weight, old.weight))
 check("training.clinic-resume", resume_run)
 # hint("training.clinic-resume")
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-l018"
+# “torch.cuda.manual_seed_all(seed) is needed in addition to torch.manual_seed(seed).”
+claim("L018", ...)
+
+# %% id="claim-l037"
+# “optimizer.zero_grad() has a set_to_none argument whose default is False, i.e. gradients are zeroed, not freed.”
+claim("L037", ...)
+
+# %% id="claim-l055"
+# “A settings file with the line 'learning_rate: 1e-4' loads as a float through yaml.safe_load.”
+claim("L055", ...)
+
+# %% id="claim-l003"
+# “Without zero_grad the loss curve oscillates wildly, explodes or becomes NaN.”
+claim("L003", ...)
+
+# %% id="claim-l023"
+# “A validation batch size much smaller than in training makes BatchNorm metrics fluctuate even when the mode is right.”
+claim("L023", ...)
+
+# %% id="claim-l008"
+# “A checkpoint dictionary is read back with torch.load(path)['model_state_dict'] and nothing else is needed.”
+claim("L008", ...)
+
+# %% id="claim-l015"
+# “Gradient clipping is the standard remedy for a loss that turned NaN because of exploding gradients.”
+claim("L015", ...)
+
+# %% id="claim-l007"
+# “Saving model, optimizer, epoch and scheduler state lets an interrupted run resume without any loss.”
+claim("L007", ...)
+
+# %% id="claim-l049"
+# “Not dividing by the accumulation steps is equivalent to multiplying the learning rate.”
+claim("L049", ...)
+
+# %% id="claim-l053"
+# “To repair BatchNorm under gradient accumulation, replace it with GroupNorm or SyncBatchNorm.”
+claim("L053", ...)
+
+# %% id="claim-l042"
+# “Since PyTorch 1.1 schedulers are called at another loop level (epoch or batch) than before.”
+claim("L042", ...)
+
+# %% id="claim-l012"
+# “A learning-rate scheduler must be stepped at the end of every epoch.”
+claim("L012", ...)
+
+# %% id="claim-l034"
+# “Calling model.train() inside or outside the epoch loop has the same effect.”
+claim("L034", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 42 sentences about this lesson</summary>
+#
+# `claim("L001")` measures one of them, `python3 course.py claims 05` all.
+#
+# - **L001** optimizer.zero\_grad() must be called before backward().
+# - **L002** Gradients accumulate: each backward() adds to .grad instead of overwriting it.
+# - **L004** .item() converts a scalar tensor to a Python number and drops the graph.
+# - **L005** The epoch loss should be accumulated as loss.item()\*images.size(0) and divided by the number of samples.
+# - **L006** Accuracy is (preds == labels).sum() with preds from torch.max(outputs, 1).
+# - **L009** Adam is the quick first choice; tuned SGD+momentum often generalises better, so switch later.
+# - **L010** When the loss is NaN or does not fall, the first action is always to lower the learning rate (start at
+#   1e-3, reduce by 0.1x).
+# - **L011** CosineAnnealingLR(optimizer, T\_max=50) keeps the rate high at first and then lowers it smoothly along a
+#   cosine.
+# - **L013** ReduceLROnPlateau lowers the learning rate automatically from the validation loss.
+# - **L014** clip\_grad\_norm\_ rescales all gradients together when their total norm exceeds max\_norm, keeping the
+#   direction.
+# - **L016** Once the loss turns NaN mid-training it never recovers.
+# - **L017** There are at least four random sources: PyTorch, Python random, NumPy and CUDA non-determinism.
+# - **L019** Set cudnn.deterministic=True and cudnn.benchmark=False for reproducibility.
+# - **L020** Do not aim for bit-for-bit reproducibility because CUDA atomics are unordered; agreement within a small
+#   range is enough.
+# - **L021** Labels whose dtype differs from what the loss expects are a common bug.
+# - **L022** Forgetting zero\_grad makes leaf gradients several to dozens of times larger than the true gradient.
+# - **L024** The officially recommended max\_norm for clip\_grad\_norm\_ is between 1.0 and 5.0.
+# - **L025** When summing losses of different magnitude, weight them, otherwise the big one dominates the gradient.
+# - **L026** The optimizer must receive only parameters with requires\_grad=True.
+# - **L027** model.eval() and torch.no\_grad() are not equivalent: eval changes layer behaviour, no\_grad the gradient
+#   tracking.
+# - **L028** Two runs of the same code differ because floating-point addition is not associative and GPU order varies.
+# - **L029** cudnn.deterministic=True selects deterministic algorithms, benchmark=False stops autotuning, and this is
+#   slower.
+# - **L030** cross\_entropy aligns the shapes of logits and labels internally.
+# - **L031** A shape-broadcast bug in a hand-written loss raises no error and shows only as a model that does not
+#   converge.
+# - **L032** Forgetting optimizer.zero\_grad() in the loop makes gradients pile up and corrupts updates; the loss may
+#   fall first and then explode or stall.
+# - **L033** To find a missing zero\_grad, print a parameter gradient before step and see whether it grows with steps.
+# - **L035** zero\_grad() must come before backward(); placing it after step() is equivalent.
+# - **L036** Placing zero\_grad() after backward (before step) runs without error but the step has no effect.
+# - **L038** Keep zero\_grad set\_to\_none at False because None gradients break code.
+# - **L039** Cosine annealing falls smoothly from the initial rate to near zero; use CosineAnnealingLR.
+# - **L040** CosineAnnealingWarmRestarts periodically resets the learning rate to its initial value.
+# - **L041** Warmup raises the learning rate linearly over the first hundreds to thousands of steps; the original
+#   Transformer recipe uses it.
+# - **L043** ReduceLROnPlateau is called differently from other schedulers.
+# - **L044** Epoch loss computed as sum(loss.item()\*batch)/len(dataset) is right.
+# - **L045** Check for divergence with "if torch.isnan(loss)".
+# - **L046** NaN in training can come from data (division by zero) as well as from the learning rate or model, so
+#   check all three.
+# - **L047** Operations such as exp followed by log are numerically unstable and can create NaN/Inf.
+# - **L048** Gradient accumulation: several backward passes then one step emulates a large batch; divide the loss by
+#   the number of steps.
+# - **L050** An accumulation loop that steps only when (i + 1) % k == 0 uses every batch of the epoch.
+# - **L051** Do not call zero\_grad inside the accumulation window.
+# - **L052** Gradient accumulation does not change BatchNorm: statistics come from each micro-batch.
+# - **L054** Record the gradient norm to see explosion or vanishing early.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from course_utils import check, hint, progress, show
+from course_utils import check, claim, hint, progress, show
 from course_utils.allocator import MIB, CachingAllocator, OutOfMemory, draw_segments
 from course_utils.compiling import (
     Captured,
@@ -325,10 +325,10 @@ for name, memory in steps.items():
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="timeline-says"
-# Left: the mountain of activations. It is highest just after backward began, when the first large gradients *of
-# activations* (grey: they belong to nobody for long) exist beside all that was saved. Right: the blocks of colour hardly
-# move, and the peak is a grey spike near the end. Adam computes its update for one weight matrix at a time, with a few
-# temporary tensors of that matrix's size.
+# Left: the mountain of activations. It is highest in backward, and late: the first layers have the largest feature
+# maps, backward reaches them last, and then gradients *of activations* (grey: they belong to nobody for long) stand
+# beside what was saved for these layers. Right: activations are a thin line, and the peak is a grey spike near the end.
+# Adam computes its update for one weight matrix at a time, with a few temporary tensors of that matrix's size.
 #
 # `fused=True` asks for an implementation that does the update in one pass, without temporaries. And a habit of old
 # programs, gradients that are filled with zeros instead of being dropped, keeps them through the forward pass.
@@ -485,7 +485,7 @@ repeats = 9 if FAST else 41
 forward = time_calls(lambda: through(features, 0), repeats=repeats)
 print(f"forward alone: {1000 * forward.later_s:.1f} ms")
 for groups in (0, 6):
-    times = time_calls(lambda: through(features, groups).sum().backward(), repeats=repeats)
+    times = time_calls(lambda groups=groups: through(features, groups).sum().backward(), repeats=repeats)
     print(f"{groups} groups: {1000 * times.later_s:.1f} ms for forward and backward")
 
 # %% [markdown] id="segments-text"
@@ -512,10 +512,10 @@ check("memory.segments", run_in_segments)
 # ### Exercise: your own checkpoint
 #
 # There is no magic in it. Write a `torch.autograd.Function` that is called as `Recompute.apply(run, x)`: `run` is a
-# module, `x` a tensor that requires gradients. `forward` returns `run(x)` and keeps `x` only; inside `forward` gradients
-# are off. `backward` gets the gradient of the loss by the output, runs `run` a second time with gradients on, and calls
-# `backward` on *that* result, which also fills the `.grad` of `run`'s parameters. It returns one gradient for each
-# argument of `forward`, None for `run`.
+# module, `x` a tensor that requires gradients, perhaps the result of earlier layers with a graph of its own. `forward`
+# returns `run(x)` and keeps `x` only; inside `forward` gradients are off. `backward` gets the gradient of the loss by
+# the output, runs `run` a second time with gradients on, and calls `backward` on *that* result, which also fills the
+# `.grad` of `run`'s parameters. It returns one gradient for each argument of `forward`, None for `run`.
 
 # %% id="ex-recompute" tags=["exercise"] exercise="memory.recompute"
 ### BEGIN SOLUTION
@@ -620,9 +620,9 @@ with recording_memory() as memory:
 #
 # The recorder must be there from the beginning. In a notebook that has grown for an hour you want to ask *now*.
 # `gc.get_objects()` lists the objects that Python's garbage collector keeps track of, tensors among them. Return the
-# bytes of all storages behind them as an `int`, each storage once and as a whole. Run `gc.collect()` first: objects that
-# hold each other in a circle are dead and wait for it. Some objects in the list react when touched, so don't call their
-# methods: `issubclass(type(o), torch.Tensor)` only looks at the type. Tensors on this course's CPU are all dense.
+# bytes of all storages behind them as an `int`, each storage once and as a whole. Run `gc.collect()` first: objects
+# that hold each other in a circle are dead and wait for it. Some objects in the list react when touched, so don't call
+# their methods: `issubclass(type(o), torch.Tensor)` only looks at the type. Sparse tensors need not be counted.
 
 # %% id="ex-live" tags=["exercise"] exercise="memory.live"
 def live_bytes():
@@ -708,13 +708,14 @@ print("fits:", fits, " your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="fragments-says"
 # Half of the memory is free and no piece is larger than 4 MiB: this is **fragmentation**, and the message of a real GPU
-# names it in the same words, *reserved but unallocated*. `empty_cache()` can give back only segments in which nothing is
-# in use. It helps *other* programs on the GPU. PyTorch itself calls it before it gives up. Against a leak it does
+# names it in the same words, *reserved but unallocated*. `empty_cache()` can give back only segments in which nothing
+# is in use. It helps *other* programs on the GPU. PyTorch itself calls it before it gives up. Against a leak it does
 # nothing, since a leak is allocated.
 #
 # What helps: shapes that don't change from batch to batch, so that a freed block fits the next request, and
-# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets one segment grow instead of taking another, so that there are
-# fewer borders that a block can't cross. The same requests, with five *neighbours* deleted instead of every second one:
+# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets one segment grow instead of taking another, so that there
+# are fewer borders that a block can't cross. The same requests, with five *neighbours* deleted instead of every second
+# one:
 
 # %% id="fragments-order"
 gpu = CachingAllocator(40 * MIB)
@@ -775,11 +776,11 @@ draw_spacings(axes[1])
 show(fig, "How far and how fine: the formats compared.")
 
 # %% [markdown] id="formats-says"
-# **float16** is fine, and reaches from 0.00000006 to 65,504. **bfloat16** reaches as far as float32 and has two to three
-# decimal digits. Each has a way to go wrong.
+# **float16** is fine, and reaches from 0.00000006 to 65,504. **bfloat16** reaches as far as float32 and has two to
+# three decimal digits. Each has a way to go wrong.
 #
-# **Predict.** A weight is 1. It gets 1,000 updates of +0.001, one after the other. What is it afterwards, in float32, in
-# bfloat16 and in float16?
+# **Predict.** A weight is 1. It gets 1,000 updates of +0.001, one after the other. What is it afterwards, in float32,
+# in bfloat16 and in float16?
 
 # %% id="predict-stall" tags=["prediction"]
 guess = ...  # three numbers, for example (2.0, 2.0, 2.0)
@@ -826,6 +827,7 @@ print(table(rows, ("loss times", "median gradient", "0 in float16", "0 in bfloat
 # %% id="scales-picture"
 powers = list(range(0, 61, 4))
 grads = gradients(1e-6)
+grads = grads[grads != 0]  # pixels that are always blank have a gradient of 0
 lost = [100 * lost_share(grads, torch.float16, 2.0**power) for power in powers]
 too_large = [100 * (grads.double() * 2.0**power).half().isinf().double().mean().item() for power in powers]
 fig, ax = plt.subplots()
@@ -860,8 +862,8 @@ check("memory.scale", best_scale)
 # %% [markdown] id="s8"
 # ## 8. Autocast and the scaler
 #
-# `with torch.autocast(device_type, dtype)` decides for each operator in which format it runs. Weights and inputs stay as
-# they are; the operators that it lists cast their inputs on the way in.
+# `with torch.autocast(device_type, dtype)` decides for each operator in which format it runs. Weights and inputs stay
+# as they are; the operators that it lists cast their inputs on the way in.
 #
 # **Predict.** `a` is float32, `h` is 16 bits. Under autocast in bfloat16, on the CPU: which type has the result of
 # `a @ a`, `a + a`, `h + a`, `h.exp()`, `h.sum()`, and of a cross entropy of `h`?
@@ -896,8 +898,8 @@ print(table(rows, ("operator", "autocast to bfloat16", "to float16")))
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="autocast-says"
-# Three groups. Products of matrices and convolutions are *cast down*. Losses are *cast up* to float32. All others run in
-# what they get, and mixed inputs meet in the wider type. The lists differ by device: on CUDA also `exp`, `sum`,
+# Three groups. Products of matrices and convolutions are *cast down*. Losses are *cast up* to float32. All others run
+# in what they get, and mixed inputs meet in the wider type. The lists differ by device: on CUDA also `exp`, `sum`,
 # `softmax` and `layer_norm` are cast up, on the CPU they stay in 16 bits. Ask by running, as here.
 
 # %% id="cuda-autocast" tags=["nbval-ignore-output"]
@@ -912,8 +914,8 @@ else:
 # ### What it saves, and what not
 #
 # **Predict.** At the top, the CNN's peak fell by two fifths. The MLP of width 1024 takes a step with 16 digits, in
-# float32 and under autocast to bfloat16. By which factor do the bytes of its *activations* change, and how many per cent
-# of its peak are saved?
+# float32 and under autocast to bfloat16. By which factor do the bytes of its *activations* change, and how many per
+# cent of its peak are saved?
 
 # %% id="predict-saves" tags=["prediction"]
 guess = ...  # a factor and a percentage, for example (0.5, 50)
@@ -935,8 +937,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 # Parameters, gradients and state stay in float32: not one byte is saved there. Of the CNN's activations the indices of
 # the pooling stay, and the statistics of BatchNorm. For the MLP with a small batch the activations *grow*: a copy of
 # each weight in 16 bits is made and kept for backward. Its peak, in Adam's step, doesn't notice either way. Mixed
-# precision saves memory where activations are most of it. Its first purpose is speed, on hardware that multiplies 16-bit
-# matrices faster.
+# precision saves memory where activations are most of it. Its first purpose is speed, on hardware that multiplies
+# 16-bit matrices faster.
 #
 # ### Exercise: a part that stays in float32
 #
@@ -966,7 +968,8 @@ check("memory.distances", squared_distances)
 #
 # - `scaler.scale(loss).backward()`: the loss times the scale, so all gradients are too;
 # - `scaler.unscale_(optimizer)`: divides the gradients, in place, and notes whether one of them is inf or nan;
-# - `scaler.step(optimizer)`: unscales if that was not done, and lets the optimizer step, unless an inf or nan was noted;
+# - `scaler.step(optimizer)`: unscales if that was not done, and lets the optimizer step, unless an inf or nan was
+#   noted;
 # - `scaler.update()`: after an overflow the scale is halved; after `growth_interval` good steps in a row it is doubled.
 #
 # Here it meets two overflows that we force.
@@ -1048,11 +1051,11 @@ check("memory.scaler", Scaler)
 # %% [markdown] id="scale-explorer-text"
 # ### Explorer: the scale in a real run
 #
-# A small network learns digits in float16 for 60 steps, with PyTorch's scaler. Nothing is forced here: a step is skipped
-# because a real gradient has left the range.
+# A small network learns digits in float16 for 60 steps, with PyTorch's scaler. Nothing is forced here: a step is
+# skipped because a real gradient has left the range.
 #
-# **Try this.** Start at 2³²: how many steps are lost before learning begins? Set the loss times 1/1,000,000 and start at
-# 1: does it learn? From where do you have to start? Let the scale double after 1 good step: what is the price?
+# **Try this.** Start at 2³²: how many steps are lost before learning begins? Set the loss times 1/1,000,000 and start
+# at 1: does it learn? From where do you have to start? Let the scale double after 1 good step: what is the price?
 
 # %% id="scale-explorer" tags=["explorer"]
 explore_scale()
@@ -1061,11 +1064,11 @@ explore_scale()
 # ### Exercise: one update in mixed precision
 #
 # Everything together: one update from several pieces of a batch. `pieces` is a list of `(x, y)` of different sizes.
-# Clear old gradients. For each piece, forward pass and `F.cross_entropy` (its mean over the piece) under autocast on the
-# CPU in float16; backward outside of the block, where each operator uses the type that its forward used. The gradient is
-# that of the mean over **all** examples. Clip its norm to `max_norm` with `torch.nn.utils.clip_grad_norm_`, which scales
-# gradients in place and returns the norm from before. Step through the scaler, and update it once. Return that norm as a
-# float.
+# Clear old gradients. For each piece, forward pass and `F.cross_entropy` (its mean over the piece) under autocast on
+# the CPU in float16; backward outside of the block, where each operator uses the type that its forward used. The
+# gradient is that of the mean over **all** examples. Clip its norm to `max_norm` with `torch.nn.utils.clip_grad_norm_`,
+# which scales gradients in place and returns the norm from before. Step through the scaler, and update it once. Return
+# that norm as a float.
 
 # %% id="ex-amp-step" tags=["exercise"] exercise="memory.amp-step"
 def amp_step(model, optimizer, scaler, pieces, max_norm):
@@ -1126,8 +1129,8 @@ for name, way in ways.items():
 #
 # So far Python runs the model line by line, and each operator reads its input from memory and writes its output back.
 # `torch.compile(f)` returns a function that does something else in its first call: it watches which operators Python
-# asks for (this part is called **Dynamo**), writes them into a **graph**, and hands the graph to a **backend** that makes
-# code from it. The usual backend, Inductor, writes C++ or GPU code in which operators are fused into one loop.
+# asks for (this part is called **Dynamo**), writes them into a **graph**, and hands the graph to a **backend** that
+# makes code from it. The usual backend, Inductor, writes C++ or GPU code in which operators are fused into one loop.
 #
 # A backend is just a function. `Captured` is one that keeps the graph, for us to look at, and runs it unchanged.
 
@@ -1502,14 +1505,129 @@ class Warm(nn.Module):
 check("memory.clinic-counter", Warm)
 # hint("memory.clinic-counter")
 
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-p021"
+# “Wrap autocast() around the outside of the training loop.”
+claim("P021", ...)
+
+# %% id="claim-p016"
+# “optimizer.step() must never be inside the autocast context.”
+claim("P016", ...)
+
+# %% id="claim-p032"
+# “Intermediate activations all stay in memory until the backward pass has finished.”
+claim("P032", ...)
+
+# %% id="claim-p044"
+# “Printing tensors while debugging keeps the autograd graph alive.”
+claim("P044", ...)
+
+# %% id="claim-p010"
+# “Mixed precision directly halves memory use.”
+claim("P010", ...)
+
+# %% id="claim-p018"
+# “If the loss becomes inf/NaN the scaler lowers its scale automatically and so safeguards training.”
+claim("P018", ...)
+
+# %% id="claim-p034"
+# “torch.utils.checkpoint.checkpoint(fn, x) needs no further argument.”
+claim("P034", ...)
+
+# %% id="claim-p007"
+# “Accumulating the loss tensor instead of loss.item() keeps every iteration's computation graph, so 1000 batches hold
+# 1000 graphs and memory explodes.”
+claim("P007", ...)
+
+# %% id="claim-p038"
+# “With a GradScaler, clipping between backward and step without scaler.unscale_ clips scaled gradients and makes
+# updates vanish.”
+claim("P038", ...)
+
+# %% id="claim-p050"
+# “Mixed precision means float16 (or bfloat16), and either is used in the same way with GradScaler.”
+claim("P050", ...)
+
+# %% id="claim-p049"
+# “torch.cuda.memory_summary() gives an exact per-tensor allocation report.”
+claim("P049", ...)
+
+# %% id="claim-p015"
+# “autocast should wrap only forward and loss; backward may stay outside.”
+claim("P015", ...)
+
+# %% id="claim-p025"
+# “Inference without no_grad uses almost twice the memory of inference with it.”
+claim("P025", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 37 sentences about this lesson</summary>
+#
+# `claim("P001")` measures one of them, `python3 course.py claims 06` all.
+#
+# - **P001** If input data accidentally has requires\_grad=True, gradients flow into the data and memory use doubles.
+# - **P002** Training memory is dominated by intermediate activations, not by model parameters.
+# - **P003** A model with only a few million parameters can produce more than ten GB of intermediate tensors.
+# - **P004** Activation memory grows with batch size because every layer's feature map grows, not only the input.
+# - **P005** The caching allocator keeps freed GPU blocks for reuse, so nvidia-smi usage does not drop right after
+#   tensors are deleted.
+# - **P006** A memory leak shows as a peak that keeps rising across iterations, not as memory that fails to fall once.
+# - **P008** With gradient accumulation, zero\_grad() is still called at every micro-batch, while optimizer.step()
+#   waits for the target count.
+# - **P009** Gradient accumulation over small batches is equivalent to training with one large batch.
+# - **P011** torch.cuda.max\_memory\_allocated() with reset\_peak\_memory\_stats() measures the peak of one code
+#   section better than nvidia-smi.
+# - **P012** Mixed precision runs forward and backward in FP16 while an FP32 master copy of the weights is kept.
+# - **P013** FP16 matmul throughput on modern GPUs is often more than twice FP32.
+# - **P014** Mixed precision is used through torch.cuda.amp.autocast() and torch.cuda.amp.GradScaler().
+# - **P017** GradScaler scales the loss up before backward and scales the gradients back before the step, so that
+#   small FP16 gradients do not underflow.
+# - **P019** NVIDIA GPUs support mixed precision in hardware from the Pascal generation on.
+# - **P020** FP16 is sensitive to large values, so normalise inputs to [-1,1] or [0,1] to reduce overflow.
+# - **P022** Mixed precision gives a 50-100% training speed-up on GPUs with FP16 support.
+# - **P023** Keep numerically sensitive operations (e.g. custom normalisation layers) in FP32 inside autocast.
+# - **P024** torch.no\_grad() makes memory use and speed much better during inference.
+# - **P026** Training memory consists of parameters, gradients, optimizer state and saved activations.
+# - **P027** With Adam, parameters + gradients + optimizer state total 4x the parameter bytes (1x+1x+2x).
+# - **P028** A 100M-parameter fp32 model needs 1.6 GB for parameters, gradients and Adam state.
+# - **P029** If optimizer state dominates, SGD or Adafactor saves memory.
+# - **P030** Activation memory can far exceed parameter memory, so a peak of more than ten times the parameters is not
+#   a leak.
+# - **P031** Activations grow linearly with batch size, so doubling the batch does not double total memory.
+# - **P033** Activation (gradient) checkpointing drops intermediates and recomputes them in backward, trading time for
+#   memory.
+# - **P035** float16 takes half the space of float32.
+# - **P036** Mixed precision cuts training memory by 30 to 50 percent.
+# - **P037** The smallest positive float16 is about 6e-8; smaller gradients underflow to zero.
+# - **P039** Custom losses can overflow in float16; run the sensitive part outside autocast.
+# - **P040** Not all operations support float16.
+# - **P041** Gradient accumulation and AMP can be combined.
+# - **P042** Appending outputs to a list during validation leaks memory; detach/cpu or clear them.
+# - **P043** Printing torch.cuda.memory\_allocated() each batch distinguishes high usage from a leak (growth).
+# - **P045** del plus torch.cuda.empty\_cache() forces memory to be reclaimed; do not call it often because it has
+#   overhead.
+# - **P046** empty\_cache only releases free cached memory and does not fix a leak.
+# - **P047** empty\_cache gives the blocks back to the cache pool and lets the allocator tidy up; call it regularly
+#   against fragmentation.
+# - **P048** OOM after hundreds of epochs with free memory overall is fragmentation from varying tensor sizes.
+#
+# </details>
+
 # %% [markdown] id="recap"
 # ## Recap
 #
 # You can now
 #
 # - say who owns the bytes of a training step, and when its peak comes, and check a hand count to the byte;
-# - choose what to do about it: another batch, accumulation, checkpoints, another optimizer, `no_grad`; and say what each
-#   one costs and what it can't help with;
+# - choose what to do about it: another batch, accumulation, checkpoints, another optimizer, `no_grad`; and say what
+#   each one costs and what it can't help with;
 # - find a leak by what grows, and tell it from fragmentation;
 # - explain what float16 and bfloat16 can't hold, and why weights stay in float32;
 # - write a mixed-precision step with accumulation and clipping, and the scaler inside it;

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from course_utils import check, checkpoints, hint, progress, ranks, show, shows_error
+from course_utils import check, claim, checkpoints, hint, progress, ranks, show, shows_error
 from course_utils.data import load_digits8
 from course_utils.devices import pick_device
 from course_utils.distributed import (
@@ -1171,6 +1171,88 @@ for folder in folders:
         file.unlink()
     folder.rmdir()
 print("files removed:", not any(folder.exists() for folder in folders), "  processes left:", processes_left())
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-r012"
+# “Every DDP process should get a different seed because equal seeds make the data order identical across ranks.”
+claim("R012", ...)
+
+# %% id="claim-r013"
+# “Seeding only in the main process leaves model initialisation inconsistent between ranks.”
+claim("R013", ...)
+
+# %% id="claim-r004"
+# “Without a DistributedSampler all processes read the same data, so 4 cards see only a quarter of the data per epoch.”
+claim("R004", ...)
+
+# %% id="claim-r005"
+# “DistributedSampler gives each process a different slice of the data.”
+claim("R005", ...)
+
+# %% id="claim-r015"
+# “BatchNorm statistics under DDP are per device; SyncBatchNorm synchronises them.”
+claim("R015", ...)
+
+# %% id="claim-r016"
+# “DDP buckets gradients; larger buckets communicate more efficiently at more memory, set via bucket_cap_mb.”
+claim("R016", ...)
+
+# %% id="claim-r007"
+# “DDP is started with torch.distributed.launch.”
+claim("R007", ...)
+
+# %% id="claim-r022"
+# “Under DDP, parameters unused by the loss raise an error in the next iteration, and calling ddp.module(x) skips
+# gradient synchronisation silently.”
+claim("R022", ...)
+
+# %% id="claim-r014"
+# “Give each rank a different seed (plus per-worker seeds) for augmentation and dropout.”
+claim("R014", ...)
+
+# %% id="claim-r003"
+# “A DDP script initialises the process group with NCCL, reads LOCAL_RANK, sets the device and wraps the model with
+# device_ids=[local_rank].”
+claim("R003", ...)
+
+# %% id="claim-r020"
+# “In DDP each process samples its data independently.”
+claim("R020", ...)
+
+# %% id="claim-r008" tags=["nbval-ignore-output"]
+# “DDP brings a nearly linear speed-up.”
+claim("R008", ...)
+
+# %% id="claim-r010"
+# “On a single machine, torchrun plus DDP is enough.”
+claim("R010", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 9 sentences about this lesson</summary>
+#
+# `claim("R001")` measures one of them, `python3 course.py claims 07` all.
+#
+# - **R001** DataParallel (one process) and DistributedDataParallel (one process per card) are different, and DDP is
+#   the proper choice.
+# - **R002** DataParallel scales increasingly badly from 4 cards on because of synchronisation and load imbalance.
+# - **R006** Under DDP the batch\_size is per card, so the global batch is batch\_size times the number of cards and
+#   the learning rate must be reconsidered.
+# - **R009** Save model.module.state\_dict() so a single-card model can load it without the 'module.' prefix.
+# - **R011** Call sampler.set\_epoch(epoch) each epoch, otherwise every epoch has the same order.
+# - **R017** Gradient compression can reduce DDP communication.
+# - **R018** num\_workers is per process: 4 ranks x 4 workers = 16 worker processes compete for CPU.
+# - **R019** torchrun --nproc\_per\_node=N starts single-machine DDP with rank variables in the environment.
+# - **R021** Under DDP, gradient accumulation should wrap the non-final micro-steps in no\_sync(), otherwise every
+#   micro-step communicates.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap

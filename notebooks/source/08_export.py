@@ -38,7 +38,7 @@ from fastapi.concurrency import run_in_threadpool
 from torch import nn
 from torch.export import Dim
 
-from course_utils import check, hint, progress, show, shows_error
+from course_utils import check, claim, hint, progress, show, shows_error
 from course_utils.data import Batches, load_digits28
 from course_utils.devices import pick_device
 from course_utils.errors import CourseError
@@ -1168,6 +1168,101 @@ if build:
     build.close()  # once more, for a notebook in which a cell was skipped
 scratch.cleanup()
 print("threads and files left behind:", service_threads(), folder.exists())
+
+# %% [markdown] id="people-say"
+# ## What people say
+#
+# Thirteen sentences that articles and colleagues repeat. Some are right, some were right in an earlier release, some
+# never were. Put your verdict in place of the dots, in quotes: `"true"`, `"caveat"` (true under a condition),
+# `"outdated"`, `"false"`, or `"opinion"` (no measurement decides it). Then run the cell, which measures.
+
+# %% id="claim-x014"
+# “Exporting without model.eval() leaves BatchNorm in training state and the online results can be far off.”
+claim("X014", ...)
+
+# %% id="claim-x033"
+# “torchvision and torch versions must match.”
+claim("X033", ...)
+
+# %% id="claim-x009"
+# “When production hits a branch the trace has not seen, it raises an error immediately.”
+claim("X009", ...)
+
+# %% id="claim-x016"
+# “trace fails when the number of loop iterations depends on the input content.”
+claim("X016", ...)
+
+# %% id="claim-x027"
+# “torch.onnx.export produces a file usable in ONNX Runtime.”
+claim("X027", ...)
+
+# %% id="claim-x028"
+# “torch.where may export and then be unsupported in ONNX Runtime.”
+claim("X028", ...)
+
+# %% id="claim-x017"
+# “Many ONNX exports fail because the inputs were normalised differently.”
+claim("X017", ...)
+
+# %% id="claim-x015"
+# “Exporting in training mode gives no error or warning at all.”
+claim("X015", ...)
+
+# %% id="claim-x005"
+# “Frequently modifying a Python list in forward makes torch.compile fall back to eager mode and lose the speed-up.”
+claim("X005", ...)
+
+# %% id="claim-x023"
+# “Frequently changing input shapes cause repeated recompilation.”
+claim("X023", ...)
+
+# %% id="claim-x018" tags=["nbval-ignore-output"]
+# “Dynamic quantization changes two lines of code and turns FP32 weights into INT8 for a considerable CPU speed-up.”
+claim("X018", ...)
+
+# %% id="claim-x021"
+# “Keep a GPU driver on the CPU production machine to avoid precision differences between CPU and GPU operators.”
+claim("X021", ...)
+
+# %% id="claim-x020" tags=["nbval-ignore-output"]
+# “libomp and libiomp5md are both the Intel OpenMP runtime that PyTorch loads for multithreading on a CPU.”
+claim("X020", ...)
+
+# %% [markdown] id="people-say-more"
+# <details>
+# <summary>The other 23 sentences about this lesson</summary>
+#
+# `claim("X001")` measures one of them, `python3 course.py claims 08` all.
+#
+# - **X001** torch.compile turns the dynamic graph into an optimised statically compiled version for large-scale
+#   training.
+# - **X002** torch.compile uses TorchDynamo to translate Python bytecode to a graph and a backend compiler to fuse
+#   operators.
+# - **X003** torch.compile makes mid-sized vision models 1.2 to 1.8 times faster without code changes.
+# - **X004** The first call of a compiled model needs extra compilation time.
+# - **X006** Do not enable torch.compile while the model is changing often, because the compiled cache is invalidated
+#   each time.
+# - **X007** TorchScript is PyTorch's officially recommended export format.
+# - **X008** jit.trace records only the branch taken by the example input.
+# - **X010** For dynamic branches use torch.jit.script, which supports only part of Python.
+# - **X011** A model is exported to ONNX with opset\_version=17 and dynamic\_axes naming the batch dimension.
+# - **X012** Without a dynamic batch axis an exported model accepts only the batch size of its example.
+# - **X013** An ONNX model can be run with ONNX Runtime on CPU or converted to TensorRT, decoupling training and
+#   deployment.
+# - **X019** Make the batch dimension dynamic on export, or keep the inference batch size equal to the training one.
+# - **X022** torch.compile makes Transformers 20 to 50 percent faster with one line.
+# - **X024** Models with data-dependent Python control flow may fail to compile or become slower.
+# - **X025** Compiled-mode error messages are less direct than eager ones.
+# - **X026** TorchScript fails or gives wrong results on dynamic Python code.
+# - **X029** Custom operators are the main ONNX incompatibility, so run a verification after export.
+# - **X030** Use torch.quantization for post-training and QAT.
+# - **X031** INT8 quantization cuts model size; accuracy must be validated on target hardware.
+# - **X032** Use torch.profiler and sort by cuda\_time\_total.
+# - **X034** torchaudio is the tool for decoding audio.
+# - **X035** torch.compile arrived in PyTorch 2.0 and captures the graph at run time before generating faster code.
+# - **X036** TorchScript models run without Python through libtorch in C++.
+#
+# </details>
 
 # %% [markdown] id="recap"
 # ## Recap
