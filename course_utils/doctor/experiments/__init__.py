@@ -1,0 +1,21 @@
+"""Small experiments with the reader's set-up; each gives facts, and rules judge them."""
+
+from course_utils.doctor.experiments.batches import Batches, look_at_batches
+from course_utils.doctor.experiments.data import DataFacts, probe_data
+from course_utils.doctor.experiments.evaluating import Evaluation, run_evaluation
+from course_utils.doctor.experiments.exporting import ExportFacts, probe_export
+from course_utils.doctor.experiments.forwards import Forwards, probe_forward
+from course_utils.doctor.experiments.hidden import Hidden, hidden_tensors
+from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
+from course_utils.doctor.experiments.setup import prepare
+from course_utils.doctor.experiments.steps import Steps, run_steps
+from course_utils.doctor.experiments.training import Training, run_training
+
+# Findings that say the same again, less exactly: cause -> consequences that are left out.
+CONSEQUENCES: dict[str, set[str]] = {}
+
+__all__ = [
+    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "SavedFacts", "Steps",
+    "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward",
+    "probe_saved", "run_evaluation", "run_steps", "run_training",
+]  # fmt: skip

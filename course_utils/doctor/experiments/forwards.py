@@ -1,0 +1,346 @@
+"""Call the model with variations of a batch: evaluation twice, one example, shuffled neighbours, no in-place layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from course_utils.doctor.functions import WRITES, Calls, FunctionObserver
+from course_utils.doctor.parts import batch_size, clone_tree, take, tensors_of
+from course_utils.doctor.where import reader_line
+
+if TYPE_CHECKING:
+    from course_utils.doctor.examination import Examination
+
+MAX_EXAMPLES = 16
+
+
+@dataclass
+class Forwards:
+    """How the model answers.
+
+    Args:
+        size: examples in the batch that was used.
+        eval_difference: largest difference between two outputs in evaluation mode, under different random numbers.
+        eval_calls: functions called in evaluation mode.
+        omitted_training: lines that call ``F.dropout`` without saying ``training=``.
+        unregistered_dropout: lines where a dropout layer that the model does not hold ran in training mode.
+        shape_of_two: shape of the output for two examples; and for one.
+        error_of_one: the exception for one example.
+        mixing: largest change of the first output when the other inputs change.
+        is_equivariant: whether shuffled inputs give the same outputs, shuffled.
+        over_batch: lines of a softmax over the batch axis.
+        inplace_difference: largest change of the output when in-place layers work out of place.
+        inplace_names: names of those layers, or lines.
+        padding: effect of padding, see Padding.
+    """
+
+    size: int = 0
+    eval_difference: float = 0.0
+    eval_calls: Calls = field(default_factory=Calls)
+    omitted_training: list[str] = field(default_factory=list)
+    unregistered_dropout: list[str] = field(default_factory=list)
+    shape_of_two: tuple[int, ...] | None = None
+    shape_of_one: tuple[int, ...] | None = None
+    error_of_one: str = ""
+    train_error_of_one: str = ""
+    mixing: float = 0.0
+    scale: float = 1.0
+    is_equivariant: bool = True
+    over_batch: list[str] = field(default_factory=list)
+    inplace_difference: float = 0.0
+    inplace_names: list[str] = field(default_factory=list)
+    padding: Padding | None = None
+
+
+@dataclass
+class Padding:
+    """What padded places do to the answer.
+
+    Args:
+        kind: how the batch says what is padding: ``mask``, ``lengths`` or ``mask channel``.
+        effect: largest change of the output when only padded places change.
+        effect_of_real: the same when only real places change.
+        has_convolution: whether a convolution may look beyond the end.
+    """
+
+    kind: str
+    effect: float
+    effect_of_real: float
+    has_convolution: bool
+    padded: int = 0
+
+
+def probe_forward(examination: Examination) -> Forwards | None:
+    """Call the model with the inputs of its first call, in evaluation mode and without gradients."""
+    model, roots = examination.parts.model, examination.steps.roots
+    if model is None or not roots:
+        return None
+    args = roots[0].args
+    size = batch_size(args) or 0
+    facts = Forwards(size=size)
+    small = min(size, MAX_EXAMPLES)
+    inputs = take(args, slice(0, small), size) if size else args
+    _guarded(examination, lambda: _eval_twice(model, inputs, facts))
+    if small >= 2 and _has_batch_axis(inputs, roots[0].output, size, small):
+        _guarded(examination, lambda: _one_example(model, inputs, small, facts))
+        _guarded(examination, lambda: _neighbours(model, inputs, small, facts))
+    _guarded(examination, lambda: _without_inplace(model, inputs, facts))
+    if small >= 2:
+        _guarded(examination, lambda: _padding(model, inputs, small, facts))
+    return facts
+
+
+def _guarded(examination: Examination, experiment: Callable[[], None]) -> None:
+    """Run an experiment; what fails here is the doctor's question, not the reader's program."""
+
+    def go() -> None:
+        examination.parts.model.eval()  # type: ignore[union-attr]
+        with torch.no_grad():
+            experiment()
+
+    examination.run(go, 0.2)
+
+
+def _has_batch_axis(inputs: Any, output: Any, whole: int, small: int) -> bool:
+    leaves, outputs = tensors_of(inputs), tensors_of(output)
+    return (
+        bool(leaves and outputs)
+        and all(leaf.ndim >= 1 and leaf.shape[0] == small for leaf in leaves)
+        and outputs[0].ndim >= 1
+        and outputs[0].shape[0] == whole
+    )
+
+
+def _eval_twice(model: nn.Module, inputs: Any, facts: Forwards) -> None:
+    owned = {id(module) for module in model.modules()}
+    original = F.dropout
+    fresh: list[str] = []
+
+    def dropout(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 3 and "training" not in kwargs:
+            facts.omitted_training.append(reader_line())
+        return original(*args, **kwargs)
+
+    def before(module: nn.Module, _inputs: Any) -> None:
+        if (
+            id(module) not in owned
+            and module.training
+            and isinstance(module, nn.modules.dropout._DropoutNd)
+            and module.p
+        ):
+            fresh.append(reader_line())
+
+    F.dropout = dropout
+    handle = nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        with FunctionObserver(facts.eval_calls):
+            torch.manual_seed(1)
+            first = model(*clone_tree(inputs))
+        torch.manual_seed(2)
+        second = model(*clone_tree(inputs))
+    finally:
+        F.dropout = original
+        handle.remove()
+    facts.unregistered_dropout = fresh
+    facts.eval_difference = _difference(first, second)
+
+
+def _one_example(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
+    facts.shape_of_two = _shape(model(*take(inputs, slice(0, 2), size)))
+    try:
+        facts.shape_of_one = _shape(model(*take(inputs, slice(0, 1), size)))
+    except Exception as error:
+        facts.error_of_one = str(error).splitlines()[0] if str(error) else type(error).__name__
+    model.train()
+    try:
+        model(*take(inputs, slice(0, 1), size))
+    except Exception as error:
+        facts.train_error_of_one = str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _neighbours(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
+    if facts.eval_difference > 0:  # random anyway: nothing can be compared
+        return
+    calls = Calls()
+    with FunctionObserver(calls):
+        alone = _first(model(*clone_tree(inputs)))
+    fewer = _first(model(*take(inputs, slice(0, size - 1), size)))  # a model bound to its batch size fails here
+    if alone is None or fewer is None or not alone.is_floating_point():
+        return
+    facts.scale = float(alone.abs().max()) + 1e-12
+    order = torch.arange(size).roll(1)
+    order[0], order[order == 0] = 0, int(order[0])
+    others = torch.cat([torch.zeros(1, dtype=torch.long), 1 + (torch.arange(size - 1) + 1) % (size - 1)])
+    mixed = [_replaced_neighbours(leaf, others) for leaf in tensors_of(inputs)]
+    changed = _first(model(*_rebuilt(inputs, mixed)))
+    if changed is None or changed.shape != alone.shape:
+        return
+    facts.mixing = float((changed[0] - alone[0]).abs().max()) if alone[0].numel() else 0.0
+    permutation = torch.randperm(size, generator=torch.Generator().manual_seed(3))
+    permuted = _first(model(*take(inputs, permutation, size)))
+    if permuted is not None and permuted.shape == alone.shape:
+        facts.is_equivariant = torch.allclose(permuted, alone[permutation], rtol=1e-3, atol=1e-4 * facts.scale)
+    facts.over_batch = [r.where for r in calls.reductions if r.axis == 0 and r.shape[0] == size and "softmax" in r.name]
+
+
+def _replaced_neighbours(leaf: Tensor, others: Tensor) -> Tensor:
+    """Return inputs whose first example stays, and whose others are exchanged and, for numbers, also changed."""
+    changed = leaf[others].clone()
+    if leaf.is_floating_point() and leaf.shape[0] > 1:
+        changed[1:] = changed[1:] * 1.5 + leaf.float().std().nan_to_num().to(leaf.dtype)
+    return changed
+
+
+def _rebuilt(inputs: Any, leaves: list[Tensor]) -> Any:
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    flat, spec = tree_flatten(inputs)
+    fresh = iter(leaves)
+    return tree_unflatten([next(fresh) if isinstance(value, Tensor) else value for value in flat], spec)
+
+
+class _OutOfPlace(TorchFunctionMode):
+    """Turns ``F.relu(x, inplace=True)`` and ``x += y`` into their forms that write nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if kwargs.get("inplace") is True:
+            kwargs["inplace"] = False
+            self.turned.append(reader_line())
+        elif name in WRITES and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            self.turned.append(reader_line())
+            plain = {"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul, "__itruediv__": torch.div}
+            return plain[name](*args)
+        return func(*args, **kwargs)
+
+
+def _without_inplace(model: nn.Module, inputs: Any, facts: Forwards) -> None:
+    if facts.eval_difference > 0:
+        return
+    usual = _first(model(*clone_tree(inputs)))
+    layers = [(name, module) for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
+    for _, module in layers:
+        module.inplace = False  # type: ignore[assignment]
+    mode = _OutOfPlace()
+    with mode:
+        plain = _first(model(*clone_tree(inputs)))
+    if usual is None or plain is None or usual.shape != plain.shape:
+        return
+    facts.scale = max(facts.scale, 1e-12)
+    facts.inplace_difference = float((usual - plain).abs().max()) if usual.numel() else 0.0
+    facts.inplace_names = [name or type(module).__name__ for name, module in layers] + [w for w in mode.turned if w]
+
+
+def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
+    """Find out what the batch says about padding, and whether padded places reach the answer."""
+    if facts.eval_difference > 0:
+        return
+    found = _find_padding(inputs, size)
+    if found is None:
+        return
+    kind, place, real, channels = found  # real: (N, T), True for a real place
+    leaves = tensors_of(inputs)
+    usual = _first(model(*clone_tree(inputs)))
+    if usual is None or not usual.is_floating_point():
+        return
+
+    def effect(where: Tensor, keep_first: bool) -> float:
+        changed = [leaf.clone() for leaf in leaves]
+        target = changed[place]
+        if keep_first:
+            where = where.clone()
+            where[:, 0] = False
+        if target.is_floating_point():
+            change = torch.full_like(target, 3.0)
+            if target.ndim > 2:
+                change[..., ~channels] = 0
+            mask = where if target.ndim == 2 else where.unsqueeze(-1)
+            target += change * mask.to(target.dtype)
+        else:
+            return 0.0
+        result = _first(model(*_rebuilt(inputs, changed)))
+        if result is None or result.shape != usual.shape:
+            return 0.0
+        difference = (result - usual).abs()
+        if (
+            difference.ndim >= 2 and difference.shape[:2] == real.shape
+        ):  # one output for each place: only real ones count
+            difference = difference[real & ~where if not keep_first else real & ~where]
+        return float(difference.max()) if difference.numel() else 0.0
+
+    convolution = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    facts.padding = Padding(kind, effect(~real, False), effect(real, True), convolution, int((~real).sum()))
+
+
+def _find_padding(inputs: Any, size: int) -> tuple[str, int, Tensor, Tensor] | None:
+    """Return how padding is marked, the leaf with the sequences, which places are real, and the channels to change."""
+    leaves = tensors_of(inputs)
+    for place, leaf in enumerate(leaves):
+        if not leaf.is_floating_point() or leaf.ndim not in (2, 3) or leaf.shape[0] != size or leaf.shape[1] < 2:
+            continue
+        every = torch.ones(leaf.shape[-1], dtype=torch.bool)
+        for other, mark in enumerate(leaves):
+            if other == place:
+                continue
+            if mark.shape == leaf.shape[:2] and _is_mask(mark):
+                real = mark.bool()
+                if not _ends_padded(real):
+                    real = ~real
+                if _ends_padded(real):
+                    return "mask", place, real, every
+            if mark.shape == (size,) and not mark.is_floating_point() and 0 < int(mark.max()) <= leaf.shape[1]:
+                real = torch.arange(leaf.shape[1]).unsqueeze(0) < mark.unsqueeze(1)
+                if bool((~real).any()) and _is_constant(leaf, ~real):
+                    return "lengths", place, real, every
+        if leaf.ndim == 3 and leaf.shape[2] > 1:
+            for channel in range(leaf.shape[2]):
+                mark = leaf[..., channel]
+                if _is_mask(mark) and _ends_padded(mark.bool()):
+                    channels = every.clone()
+                    channels[channel] = False
+                    return "mask channel", place, mark.bool(), channels
+    return None
+
+
+def _is_mask(mark: Tensor) -> bool:
+    return bool(((mark == 0) | (mark == 1)).all()) and bool((mark == 0).any()) and bool((mark == 1).any())
+
+
+def _ends_padded(real: Tensor) -> bool:
+    """Tell whether each row is real places followed by padding, with some of both somewhere."""
+    falls = (real[:, 1:].int() - real[:, :-1].int()) <= 0
+    return bool(falls.all()) and bool(real[:, 0].all()) and bool((~real).any())
+
+
+def _is_constant(leaf: Tensor, where: Tensor) -> bool:
+    values = leaf[where]
+    return values.numel() > 0 and bool((values == values.reshape(-1)[0]).all())
+
+
+def _first(output: Any) -> Tensor | None:
+    return next(iter(tensors_of(output)), None)
+
+
+def _shape(output: Any) -> tuple[int, ...] | None:
+    first = _first(output)
+    return None if first is None else tuple(first.shape)
+
+
+def _difference(first: Any, second: Any) -> float:
+    differences = [
+        float((a.float() - b.float()).abs().max()) if a.shape == b.shape and a.numel() else 0.0
+        for a, b in zip(tensors_of(first), tensors_of(second), strict=False)
+    ]
+    return max((d for d in differences if d == d), default=0.0)
