@@ -14,8 +14,9 @@ from course_utils.doctor.deadline import Budget
 from course_utils.doctor.findings import NOTE, RULES, Finding, in_order
 from course_utils.doctor.parts import Parts
 from course_utils.doctor.report import Report
-from course_utils.doctor.running import Outcome, attempt
+from course_utils.doctor.running import Failure, Outcome, attempt
 from course_utils.doctor.snapshot import Snapshot, modules_in
+from course_utils.doctor.tracing import Trace
 from course_utils.errors import UsageError
 
 LIMIT_S = 60.0  # for an examination, however slow the reader's step is
@@ -87,6 +88,7 @@ class Examination:
         self.parts = parts
         self.budget = Budget(limit_s)
         self.remarks: list[str] = []
+        self.troubles: list[str] = []  # experiments that failed outside of the reader's code
         self.snapshot = Snapshot.of(vars(parts), *parts.others.values())
         if not self.snapshot.is_complete:
             self.remarks.append(
@@ -118,12 +120,13 @@ class Examination:
 
     _is_dirty = False
 
-    def run(self, function: Callable[[], Any], part: float = 0.3, *, rewind: bool = True) -> Outcome:
+    def run(self, function: Callable[[], Any], part: float = 0.3) -> Outcome:
         """Run some code of the reader within a part of the time that is left, and rewind everything afterwards."""
         self._is_dirty = True
         outcome = attempt(function, self.budget.share(part))
-        if rewind:
-            self.rewind()
+        if outcome.failure is not None and not outcome.failure.where:
+            self.troubles.append(f"{outcome.failure.kind}: {outcome.failure.text}")
+        self.rewind()
         return outcome
 
     def rewind(self) -> None:
@@ -214,15 +217,44 @@ class Examination:
     def exported(self) -> experiments.ExportFacts | None:
         return experiments.probe_export(self)
 
-    @property
-    def traces(self) -> list[Any]:
-        """Traces of the step runs and of the reader's own loop, the loop first."""
-        found = []
-        if self.training is not None:
-            found.append(self.training.trace)
-        if self.steps.trace is not None and not (self.training is not None and self.parts.step is None):
-            found.append(self.steps.trace)
+    @cached_property
+    def runs(self) -> list[experiments.Run]:
+        """What ran of the reader's training: their loop, their steps; the usual step where there is neither."""
+        found: list[experiments.Run] = []
+        if self.training is not None and (self.training.did_something or self.training.failure is not None):
+            found.append(self.training)
+        if not (self.steps.is_guess and found) and (self.steps.did_something or self.steps.failure is not None):
+            found.append(self.steps)
         return found
+
+    @property
+    def run_facts(self) -> experiments.Run | None:
+        """The first of ``runs``."""
+        return self.runs[0] if self.runs else None
+
+    @property
+    def traces(self) -> list[Trace]:
+        return [run.trace for run in self.runs]
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first exception of the reader's training."""
+        return next((run.failure for run in self.runs if run.failure is not None), None)
+
+    @property
+    def trained(self) -> set[int]:
+        """Ids of the tensors that got a gradient in some run."""
+        return set().union(*(run.trace.trained for run in self.runs))
+
+    @property
+    def weights_moved(self) -> set[int]:
+        """Ids of the parameters that some run changed."""
+        return set().union(*(run.weights_moved for run in self.runs))
+
+    @property
+    def root(self) -> experiments.Root | None:
+        """A call of the model as the reader makes it."""
+        return next((root for run in [*self.runs, self.steps] for root in run.roots), None)
 
 
 def _without_consequences(findings: list[Finding]) -> list[Finding]:

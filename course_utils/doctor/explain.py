@@ -47,6 +47,11 @@ def explain(failure: Failure, examination: Examination) -> Explanation:
     return Explanation("exception", f"{failure.kind}: {first}{at}.", "read the line that is named", {}, "05_training")
 
 
+def _failed_at(examination: Examination) -> int:
+    run = examination.run_facts
+    return run.failed_at if run is not None else 0
+
+
 def _layer_that_failed(examination: Examination) -> tuple[str, nn.Module, tuple[int, ...], str] | None:
     """Run the model once more and return the innermost layer that raised, with the shape and dtype it was given."""
     import torch
@@ -152,8 +157,8 @@ def _device(match: re.Match[str], failure: Failure, examination: Examination) ->
 
 def _second(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
-        "second-backward", f"backward() went through a graph that an earlier backward() had freed, in step {examination.steps.failed_at}.",
-        "state = state.detach()  # between batches; or one backward() for the sum of the losses", {"step": examination.steps.failed_at},
+        "second-backward", f"backward() went through a graph that an earlier backward() had freed, in step {_failed_at(examination)}.",
+        "state = state.detach()  # between batches; or one backward() for the sum of the losses", {"step": _failed_at(examination)},
         "02_autograd",
     )  # fmt: skip
 
@@ -189,7 +194,7 @@ def _labels(match: re.Match[str], failure: Failure, examination: Examination) ->
 
 def _label_range(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     kept = examination.batches.kept
-    labels = examination.parts.split(kept[min(len(kept) - 1, max(0, examination.steps.failed_at))])[1] if kept else None
+    labels = examination.parts.split(kept[min(len(kept) - 1, max(0, _failed_at(examination)))])[1] if kept else None
     evidence = (
         {"least": int(labels.min()), "most": int(labels.max())} if isinstance(labels, Tensor) and labels.numel() else {}
     )

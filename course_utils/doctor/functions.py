@@ -36,7 +36,12 @@ RANDOM = {
 }  # fmt: skip
 ADDS_AXIS = {"unsqueeze", "__getitem__", "unsqueeze_", "expand", "broadcast_to"}
 OVER_AXIS = {"softmax", "log_softmax", "argmax", "_softmax"}
-WRITES = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+WRITES = {
+    "add_": torch.add,
+    "sub_": torch.sub,
+    "mul_": torch.mul,
+    "div_": torch.div,
+}  # what `x += y` calls, and its plain form
 
 
 @dataclass(frozen=True)
@@ -120,17 +125,18 @@ class Calls:
 class FunctionObserver(TorchFunctionMode):
     """Sees every function of PyTorch that is called inside the block, and changes none."""
 
-    def __init__(
-        self, calls: Calls, on_call: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None = None
-    ):
+    def __init__(self, calls: Calls, on_call: Callable[[tuple[Any, ...]], None] | None = None):
         super().__init__()
         self.calls = calls
-        self.on_call = on_call
+        self.on_call = on_call  # given the arguments of every function
+        self.is_active = True
         self._given_axis: dict[int, weakref.ref[Tensor]] = {}  # tensors whose axis was added on purpose
         self._linear: dict[int, weakref.ref[Tensor]] = {}  # what linear layers returned
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self.is_active:
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in LOSSES:
             self._before_loss(name, args, kwargs)
@@ -154,7 +160,7 @@ class FunctionObserver(TorchFunctionMode):
             elif name in OVER_AXIS:
                 self._after_reduction(name, args, kwargs)
         if self.on_call is not None:
-            self.on_call(name, args, kwargs, result)
+            self.on_call(args)
         return result
 
     def _before_loss(self, name: str, args: Any, kwargs: Any) -> None:

@@ -167,10 +167,17 @@ class Parts:
     def standard_step(self, batch: Any) -> Any:
         """The step that everybody writes: clear, forward, loss, backward, update. Returns the loss."""
         inputs, labels = self.split(batch)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss = self.loss_of(self.forward(inputs), labels, batch)
-        loss.backward()
+
+        def closure() -> Any:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+            loss = self.loss_of(self.forward(inputs), labels, batch)
+            loss.backward()
+            return loss
+
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers):
+            return self.optimizers[0].step(closure)
+        loss = closure()
         for optimizer in self.optimizers:
             optimizer.step()
         return loss

@@ -58,10 +58,7 @@ def _per_batch(scheduler: Any, per_epoch: int) -> Iterator[Pace]:
     rates = simulate(scheduler, per_epoch)
     if not rates:
         return
-    first, last = (
-        max(rates[:1] + [abs(r) for r in scheduler.base_lrs[:1]] if scheduler.last_epoch <= 0 else rates[:1]),
-        rates[-1],
-    )
+    first, last = max(rates), rates[-1]
     horizon = getattr(scheduler, "T_max", None) or getattr(scheduler, "total_steps", None)
     if horizon is not None and name not in RESTARTING and name == "CosineAnnealingLR" and horizon < per_epoch:
         low = min(range(len(rates)), key=rates.__getitem__)

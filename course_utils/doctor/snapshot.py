@@ -113,6 +113,11 @@ class Snapshot:
             _set_generator_state(generator, state)
         restore_process(self._process)
 
+    @property
+    def lists(self) -> list[list[Any]]:
+        """The lists that were met, in order."""
+        return [container for container, _ in self._contents if isinstance(container, list)]
+
     def changed_arrays(self) -> list[int]:
         """Return the sizes in bytes of storages and arrays whose bytes differ from the snapshot."""
         return [memory.size_bytes for memory in self._memories.values() if not _same_memory(memory)]
@@ -303,7 +308,9 @@ def _refill(container: Any, content: Any) -> None:
             for (key, value), other in zip(container.items(), content, strict=True)
         )
         if not same:
-            plain = OrderedDict if isinstance(container, OrderedDict) else dict  # what a subclass overrides is not asked
+            plain = (
+                OrderedDict if isinstance(container, OrderedDict) else dict
+            )  # what a subclass overrides is not asked
             plain.clear(container)
             plain.update(container, content)
     elif isinstance(container, (list, deque)):

@@ -51,11 +51,9 @@ class Backward:
     scaled: bool = False
     training: bool | None = None
     after: int = 0
-    nodes: int = 0
     under_autocast: bool = False
     first_bad: str = ""
-    cleared_unused: bool = False  # its gradients were thrown away before any update used them
-    excused: bool = False  # … but somebody used them before
+    excused: bool = False  # somebody but the optimizer made use of its gradients
     epoch: int = 0
     batch: int = 0
     cleared_epoch: int = -1  # epoch in which they were thrown away
@@ -160,6 +158,7 @@ class Recorder:
         self.used: dict[int, dict[int, int]] = {}  # optimizer -> backward -> first update that used it
         self.erased: dict[int, set[int]] = {}  # optimizer -> backwards cleared since its last update
         self.after_backward: dict[int, Tensor] = {}  # parameter -> sample of .grad after the last backward
+        self.at_backward: dict[int, Tensor] = {}  # parameter -> sample of its values at the last backward
         self.values: dict[int, Tensor] = {}
         self.scaled_roots: list[weakref.ref[Tensor]] = []
         self.scaler_depth = 0
@@ -167,7 +166,8 @@ class Recorder:
         self.autocasts: list[int] = []
         self.autocast_count = 0
         self.depth = 0
-        self.on_forward: Callable[[nn.Module, Any, Any], None] | None = None
+        self.on_forward: Callable[[nn.Module, Any, Any, Any], None] | None = None  # module, args, kwargs, output
+        self.on_backward: Callable[[Tensor], None] | None = None
         self.on_batch: Callable[[int, int, Any], None] | None = None  # pass, number, batch
         self.on_update: Callable[[], None] | None = None
         self._backward_depth = 0
@@ -221,6 +221,8 @@ class Recorder:
             for number in self.sources[key]:
                 if number >= 0 and number not in used:
                     self.erased.setdefault(owner, set()).add(number)
+                    if key in self.at_backward and not torch.equal(_sample(self.tracked[key]), self.at_backward[key]):
+                        self.trace.backwards[number].excused = True  # they moved the weights, by hand
                     self.trace.backwards[number].cleared_epoch = self.trace.epochs
         self.sources[key] = []
 
@@ -246,6 +248,8 @@ class Recorder:
         trace.backwards.append(backward)
         if scaled:
             self.unscaled.clear()
+        if first is not None and self.on_backward is not None:
+            self.on_backward(first)
         return backward
 
     def after_backward_done(self, backward: Backward) -> None:
@@ -259,6 +263,7 @@ class Recorder:
                 self.trace.nonzero.add(key)
             self.sources[key].append(backward.index)
             self.after_backward[key] = _sample(grad)
+            self.at_backward[key] = _sample(tensor)
             if backward.finite and not _finite(grad):
                 backward.finite = False
                 backward.first_bad = self.named.get(key, "a parameter")
@@ -314,8 +319,8 @@ class Recorder:
             # Somebody else made use of these gradients: another optimizer, the gradient of an input, a finite check.
             backward = self.trace.backwards[number]
             others = [marks for owner, marks in self.used.items() if owner != id(optimizer)]
-            if any(number in marks for marks in others) or backward.reached_inputs or not backward.finite:
-                backward.excused = True
+            is_used = any(number in marks for marks in others)
+            backward.excused = backward.excused or is_used or backward.reached_inputs or not backward.finite
         update.erased = tuple(n for n in update.erased if not self.trace.backwards[n].excused)
 
     def after_update(self, update: Update, optimizer: torch.optim.Optimizer) -> None:
@@ -402,7 +407,7 @@ def _observe_modules(stack: ExitStack, recorder: Recorder) -> None:
         ):
             trace.root_modes.append(module.training)
 
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+    def after(module: nn.Module, inputs: Any, kwargs: Any, output: Any) -> None:
         recorder.depth -= 1
         trace.called[id(module)] = trace.called.get(id(module), 0) + 1
         if torch.is_grad_enabled():
@@ -410,10 +415,10 @@ def _observe_modules(stack: ExitStack, recorder: Recorder) -> None:
         if module is recorder.model:
             trace.forwards += 1
         if recorder.on_forward is not None:
-            recorder.on_forward(module, inputs, output)
+            recorder.on_forward(module, inputs, kwargs, output)
 
     stack.callback(module_hooks.register_module_forward_pre_hook(before).remove)
-    stack.callback(module_hooks.register_module_forward_hook(after, always_call=True).remove)
+    stack.callback(module_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True).remove)
 
     def noting_births(original: Any) -> Any:
         @functools.wraps(original)
@@ -684,23 +689,16 @@ def _note_clip(recorder: Recorder, parameters: list[Tensor], limit: float, norm:
 
 def _leaves_outside(roots: Any, recorder: Recorder, most: int = 2000) -> list[Tensor]:
     """Return the leaves of a graph that are neither parameters nor held by an optimizer."""
-    waiting = [tensor.grad_fn for tensor in tensors_of(roots) if tensor.grad_fn is not None]
-    seen: set[Any] = set()
     leaves: list[Tensor] = []
-    while waiting and len(seen) < most:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in {node for tensor in tensors_of(roots) for node in nodes_under(tensor, most)}:
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in recorder.tracked and not isinstance(variable, nn.Parameter):
             leaves.append(variable)
-        waiting.extend(follower for follower, _ in node.next_functions if follower is not None)
     return leaves
 
 
-def count_nodes(root: Tensor, most: int = 20000) -> int:
-    """Return how many nodes of the graph hang under a tensor."""
+def nodes_under(root: Tensor, most: int) -> set[Any]:
+    """Return the nodes of the graph under a tensor, at most so many."""
     waiting = [root.grad_fn] if root.grad_fn is not None else []
     seen: set[Any] = set()
     while waiting and len(seen) < most:
@@ -709,7 +707,18 @@ def count_nodes(root: Tensor, most: int = 20000) -> int:
             continue
         seen.add(node)
         waiting.extend(follower for follower, _ in node.next_functions if follower is not None)
-    return len(seen)
+    return seen
+
+
+def count_nodes(root: Tensor, most: int = 20000) -> int:
+    """Return how many nodes of the graph hang under a tensor."""
+    return len(nodes_under(root, most))
+
+
+def custom_functions(root: Tensor) -> set[Any]:
+    """Return the autograd Functions in a graph that are not PyTorch's own."""
+    kinds = {getattr(type(node), "_forward_cls", None) for node in nodes_under(root, 3000)}
+    return {kind for kind in kinds if kind is not None and not kind.__module__.startswith("torch.")}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import sys
@@ -58,3 +59,12 @@ def line_of_error(trace: TracebackType | None) -> tuple[str, str]:
     last = places[-1]
     text = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()
     return f"{os.path.basename(last.filename)}:{last.lineno}", text
+
+
+def is_augmented(frame: FrameType) -> bool:
+    """Tell whether a frame is executing an augmented assignment such as ``x += y``, by its bytecode."""
+    code, place = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[place]]
+    if name.startswith("INPLACE_"):  # Python 3.10
+        return True
+    return name == "BINARY_OP" and 13 <= code[place + 1] <= 25  # NB_INPLACE_ADD … NB_INPLACE_XOR

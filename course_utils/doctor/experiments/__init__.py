@@ -6,16 +6,26 @@ from course_utils.doctor.experiments.evaluating import Evaluation, run_evaluatio
 from course_utils.doctor.experiments.exporting import ExportFacts, probe_export
 from course_utils.doctor.experiments.forwards import Forwards, probe_forward
 from course_utils.doctor.experiments.hidden import Hidden, hidden_tensors
+from course_utils.doctor.experiments.run import Root, Run
 from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
 from course_utils.doctor.experiments.setup import prepare
 from course_utils.doctor.experiments.steps import Steps, run_steps
 from course_utils.doctor.experiments.training import Training, run_training
 
 # Findings that say the same again, less exactly: cause -> consequences that are left out.
-CONSEQUENCES: dict[str, set[str]] = {}
+CONSEQUENCES: dict[str, set[str]] = {
+    "optimizer.parameters-missing": {"optimizer.strays"},
+    "autograd.loss-not-connected": {"failure.step", "failure.train"},
+    "loop.stale-state": {"failure.step", "failure.train"},
+    "data.last-batch-of-one": {"failure.step", "failure.train"},
+    "model.constant-not-a-buffer": {"failure.step", "failure.train"},
+    "model.layer-built-in-forward": {"model.mixes-batch", "model.random-in-eval", "optimizer.no-gradient"},
+    "loss.one-class": {"optimizer.gradient-always-zero"},
+    "distributed.no-set-epoch": {"loop.same-order-each-epoch"},
+}
 
 __all__ = [
-    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "SavedFacts", "Steps",
+    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Root", "Run", "SavedFacts", "Steps",
     "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward",
     "probe_saved", "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader
 
-from course_utils.doctor.experiments.training import Kept, graph_size
+from course_utils.doctor.experiments.run import Kept, look_at_variables
 from course_utils.doctor.functions import Calls, FunctionObserver
 from course_utils.doctor.parts import batch_size, tensors_of
 from course_utils.doctor.running import Failure, Outcome, attempt
-from course_utils.doctor.tracing import CountedLoader, Recorder, Trace, recording
-from course_utils.doctor.where import reader_frames
+from course_utils.doctor.tracing import Recorder, Trace, recording
 from course_utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,12 +74,12 @@ def run_evaluation(examination: Examination) -> Evaluation | None:
     weights = [p.detach().clone() for p in model.parameters()]
     kept: dict[tuple[int, str], Kept] = {}
 
-    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+    def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module is model:
             facts.forwards += 1
             facts.graphs += any(leaf.requires_grad for leaf in tensors_of(output))
             if facts.forwards <= 8:
-                _look_at_variables(kept)
+                look_at_variables(kept)
         elif id(module) in names and module.training and model.training and _acts(module):
             if names[id(module)] not in facts.active:
                 facts.active.append(names[id(module)])
@@ -119,15 +117,6 @@ def _evaluate(examination: Examination, loader: Any = None) -> Any:
     if loader is None:
         given = {"loader": validation}
     return parts.call(parts.evaluate, ("model", "loader", "loss_fn"), **given)
-
-
-def _look_at_variables(kept: dict[tuple[int, str], Kept]) -> None:
-    for frame in reader_frames(sys._getframe(1)):
-        for name, value in list(frame.f_locals.items()):
-            size, is_list = graph_size(value)
-            key = (id(frame.f_code), name)
-            if size or key in kept:
-                kept.setdefault(key, Kept(name, [], is_list)).sizes.append(size)
 
 
 def _acts(module: nn.Module) -> bool:

@@ -150,9 +150,9 @@ def _difference(what: str, inputs: Any, result: Any, expected: Any, facts: Expor
 
 
 def _inputs(examination: Examination) -> tuple[Tensor, ...] | None:
-    roots = examination.steps.roots
-    if roots and not roots[0].kwargs and all(isinstance(arg, Tensor) for arg in roots[0].args):
-        return clone_tree(roots[0].args)
+    root = examination.root
+    if root is not None and not root.kwargs and all(isinstance(arg, Tensor) for arg in root.args):
+        return clone_tree(root.args)
     if examination.batches.kept:
         inputs = examination.parts.split(examination.batches.kept[0])[0]
         several = inputs if isinstance(inputs, tuple) else (inputs,)

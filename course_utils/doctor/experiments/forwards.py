@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from course_utils.doctor.functions import WRITES, Calls, FunctionObserver
 from course_utils.doctor.parts import batch_size, clone_tree, take, tensors_of
-from course_utils.doctor.where import reader_line
+from course_utils.doctor.where import is_augmented, reader_line
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
@@ -36,6 +37,7 @@ class Forwards:
         mixing: largest change of the first output when the other inputs change.
         is_equivariant: whether shuffled inputs give the same outputs, shuffled.
         over_batch: lines of a softmax over the batch axis.
+        attention_over_batch: shapes that reach attention layers that take the batch axis for the sequence.
         inplace_difference: largest change of the output when in-place layers work out of place.
         inplace_names: names of those layers, or lines.
         padding: effect of padding, see Padding.
@@ -54,6 +56,7 @@ class Forwards:
     scale: float = 1.0
     is_equivariant: bool = True
     over_batch: list[str] = field(default_factory=list)
+    attention_over_batch: list[tuple[int, ...]] = field(default_factory=list)
     inplace_difference: float = 0.0
     inplace_names: list[str] = field(default_factory=list)
     padding: Padding | None = None
@@ -79,22 +82,27 @@ class Padding:
 
 def probe_forward(examination: Examination) -> Forwards | None:
     """Call the model with the inputs of its first call, in evaluation mode and without gradients."""
-    model, roots = examination.parts.model, examination.steps.roots
-    if model is None or not roots:
+    model, root = examination.parts.model, examination.root
+    if model is None or root is None:
         return None
-    args = roots[0].args
+    args = root.inputs
     size = batch_size(args) or 0
     facts = Forwards(size=size)
     small = min(size, MAX_EXAMPLES)
     inputs = take(args, slice(0, small), size) if size else args
     _guarded(examination, lambda: _eval_twice(model, inputs, facts))
-    if small >= 2 and _has_batch_axis(inputs, roots[0].output, size, small):
+    if small >= 2 and _has_batch_axis(inputs, root.output, size, small):
         _guarded(examination, lambda: _one_example(model, inputs, small, facts))
         _guarded(examination, lambda: _neighbours(model, inputs, small, facts))
     _guarded(examination, lambda: _without_inplace(model, inputs, facts))
     if small >= 2:
         _guarded(examination, lambda: _padding(model, inputs, small, facts))
     return facts
+
+
+def _call(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    args, kwargs = inputs
+    return model(*args, **kwargs)
 
 
 def _guarded(examination: Examination, experiment: Callable[[], None]) -> None:
@@ -141,26 +149,29 @@ def _eval_twice(model: nn.Module, inputs: Any, facts: Forwards) -> None:
     handle = nn.modules.module.register_module_forward_pre_hook(before)
     try:
         with FunctionObserver(facts.eval_calls):
-            torch.manual_seed(1)
-            first = model(*clone_tree(inputs))
-        torch.manual_seed(2)
-        second = model(*clone_tree(inputs))
+            _call(model, clone_tree(inputs))
     finally:
         F.dropout = original
         handle.remove()
+    torch.manual_seed(1)
+    first = _call(model, clone_tree(inputs))
+    torch.manual_seed(2)
+    second = _call(model, clone_tree(inputs))
     facts.unregistered_dropout = fresh
-    facts.eval_difference = _difference(first, second)
+    difference = _difference(first, second)
+    scale = max((float(leaf.float().abs().max()) for leaf in tensors_of(first) if leaf.numel()), default=0.0)
+    facts.eval_difference = difference if difference > 1e-5 * scale else 0.0  # below: another order of summation
 
 
 def _one_example(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
-    facts.shape_of_two = _shape(model(*take(inputs, slice(0, 2), size)))
+    facts.shape_of_two = _shape(_call(model, take(inputs, slice(0, 2), size)))
     try:
-        facts.shape_of_one = _shape(model(*take(inputs, slice(0, 1), size)))
+        facts.shape_of_one = _shape(_call(model, take(inputs, slice(0, 1), size)))
     except Exception as error:
         facts.error_of_one = str(error).splitlines()[0] if str(error) else type(error).__name__
     model.train()
     try:
-        model(*take(inputs, slice(0, 1), size))
+        _call(model, take(inputs, slice(0, 1), size))
     except Exception as error:
         facts.train_error_of_one = str(error).splitlines()[0] if str(error) else type(error).__name__
 
@@ -169,32 +180,46 @@ def _neighbours(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> No
     if facts.eval_difference > 0:  # random anyway: nothing can be compared
         return
     calls = Calls()
-    with FunctionObserver(calls):
-        alone = _first(model(*clone_tree(inputs)))
-    fewer = _first(model(*take(inputs, slice(0, size - 1), size)))  # a model bound to its batch size fails here
+
+    def before(module: nn.Module, given: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first and given:
+            shape = tuple(given[0].shape)
+            if len(shape) == 3 and shape[0] == size and shape[1] > 1:
+                facts.attention_over_batch.append(shape)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        with FunctionObserver(calls):
+            _call(model, clone_tree(inputs))
+    finally:
+        handle.remove()
+    alone = _first(_call(model, clone_tree(inputs)))
+    fewer = _first(_call(model, take(inputs, slice(0, size - 1), size)))  # a model bound to its batch size fails here
     if alone is None or fewer is None or not alone.is_floating_point():
         return
     facts.scale = float(alone.abs().max()) + 1e-12
-    order = torch.arange(size).roll(1)
-    order[0], order[order == 0] = 0, int(order[0])
-    others = torch.cat([torch.zeros(1, dtype=torch.long), 1 + (torch.arange(size - 1) + 1) % (size - 1)])
-    mixed = [_replaced_neighbours(leaf, others) for leaf in tensors_of(inputs)]
-    changed = _first(model(*_rebuilt(inputs, mixed)))
-    if changed is None or changed.shape != alone.shape:
-        return
-    facts.mixing = float((changed[0] - alone[0]).abs().max()) if alone[0].numel() else 0.0
+    if fewer.shape[1:] != alone.shape[1:]:
+        return  # one column for each neighbour: a similarity between all pairs
+    for kept in (0, size - 1):  # a recurrence over the batch axis reaches only forwards
+        mixed = [_replaced_neighbours(leaf, kept) for leaf in tensors_of(inputs)]
+        changed = _first(_call(model, _rebuilt(inputs, mixed)))
+        if changed is None or changed.shape != alone.shape:
+            return
+        if alone[kept].numel():
+            facts.mixing = max(facts.mixing, float((changed[kept] - alone[kept]).abs().max()))
     permutation = torch.randperm(size, generator=torch.Generator().manual_seed(3))
-    permuted = _first(model(*take(inputs, permutation, size)))
+    permuted = _first(_call(model, take(inputs, permutation, size)))
     if permuted is not None and permuted.shape == alone.shape:
         facts.is_equivariant = torch.allclose(permuted, alone[permutation], rtol=1e-3, atol=1e-4 * facts.scale)
     facts.over_batch = [r.where for r in calls.reductions if r.axis == 0 and r.shape[0] == size and "softmax" in r.name]
 
 
-def _replaced_neighbours(leaf: Tensor, others: Tensor) -> Tensor:
-    """Return inputs whose first example stays, and whose others are exchanged and, for numbers, also changed."""
-    changed = leaf[others].clone()
-    if leaf.is_floating_point() and leaf.shape[0] > 1:
-        changed[1:] = changed[1:] * 1.5 + leaf.float().std().nan_to_num().to(leaf.dtype)
+def _replaced_neighbours(leaf: Tensor, kept: int) -> Tensor:
+    """Return inputs of which one example stays, and whose others are exchanged and, for numbers, also changed."""
+    changed = leaf.roll(1, 0).clone()
+    if leaf.is_floating_point():
+        changed = changed * 1.5 + leaf.float().std().nan_to_num().to(leaf.dtype)
+    changed[kept] = leaf[kept]
     return changed
 
 
@@ -219,23 +244,23 @@ class _OutOfPlace(TorchFunctionMode):
         if kwargs.get("inplace") is True:
             kwargs["inplace"] = False
             self.turned.append(reader_line())
-        elif name in WRITES and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            self.turned.append(reader_line())
-            plain = {"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul, "__itruediv__": torch.div}
-            return plain[name](*args)
+        elif name in WRITES and is_augmented(sys._getframe(1)) and args and isinstance(args[0], Tensor):
+            if args[0].is_floating_point():
+                self.turned.append(reader_line())
+                return WRITES[name](*args)
         return func(*args, **kwargs)
 
 
 def _without_inplace(model: nn.Module, inputs: Any, facts: Forwards) -> None:
     if facts.eval_difference > 0:
         return
-    usual = _first(model(*clone_tree(inputs)))
+    usual = _first(_call(model, clone_tree(inputs)))
     layers = [(name, module) for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
     for _, module in layers:
         module.inplace = False  # type: ignore[assignment]
     mode = _OutOfPlace()
     with mode:
-        plain = _first(model(*clone_tree(inputs)))
+        plain = _first(_call(model, clone_tree(inputs)))
     if usual is None or plain is None or usual.shape != plain.shape:
         return
     facts.scale = max(facts.scale, 1e-12)
@@ -252,7 +277,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
         return
     kind, place, real, channels = found  # real: (N, T), True for a real place
     leaves = tensors_of(inputs)
-    usual = _first(model(*clone_tree(inputs)))
+    usual = _first(_call(model, clone_tree(inputs)))
     if usual is None or not usual.is_floating_point():
         return
 
@@ -270,7 +295,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
             target += change * mask.to(target.dtype)
         else:
             return 0.0
-        result = _first(model(*_rebuilt(inputs, changed)))
+        result = _first(_call(model, _rebuilt(inputs, changed)))
         if result is None or result.shape != usual.shape:
             return 0.0
         difference = (result - usual).abs()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from course_utils.doctor.running import attempt
+from course_utils.doctor.experiments.training import short_training
 from course_utils.doctor.tracing import _subclasses, replace
 from course_utils.doctor.where import reader_line
 
@@ -48,11 +49,20 @@ class SavedFacts:
 
 def probe_saved(examination: Examination) -> SavedFacts | None:
     """Run one step with every saved tensor compared before and after."""
-    steps = examination.steps
-    if steps.trace is None or not steps.trace.backwards:
+    run = examination.run_facts
+    if run is None or not run.trace.backwards:
         return None
     facts = SavedFacts()
     total = 0
+    buffers: set[int] = set()
+
+    def noting_statistics(original: Any) -> Any:
+        # BatchNorm saves its running statistics and moves them in the same operation, which never reads them again.
+        def batch_norm(x: Tensor, mean: Any, var: Any, *args: Any, **kwargs: Any) -> Tensor:
+            buffers.update(b.untyped_storage().data_ptr() for b in (mean, var) if isinstance(b, Tensor))
+            return original(x, mean, var, *args, **kwargs)
+
+        return batch_norm
 
     def pack(tensor: Tensor) -> Any:
         nonlocal total
@@ -65,51 +75,44 @@ def probe_saved(examination: Examination) -> SavedFacts | None:
 
     def unpack(packed: Any) -> Tensor:
         tensor, copy, version, where = packed
-        if copy is not None and tensor._version == version and not _same(tensor, copy):
+        if copy is None or tensor._version != version or tensor.untyped_storage().data_ptr() in buffers:
+            return tensor
+        if not _same(tensor, copy):
             facts.changed.append((tuple(tensor.shape), where))
         return tensor
 
     def go() -> None:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), _noting_functions(facts), ExitStack() as stack:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), ExitStack() as stack:
+            _note_functions(stack, run.functions, facts)
             _note_samples(stack, facts)
-            for batch in itertools.islice(iter(_loader(examination)), 1):
-                examination.parts.run_step(batch)
+            replace(stack, F, "batch_norm", noting_statistics)
+            short_training(examination, 1)
 
-    examination._is_dirty = True
-    attempt(go, examination.budget.share(0.3))
-    examination.rewind()
+    examination.run(go, 0.3)
     return facts
-
-
-def _loader(examination: Examination) -> Any:
-    return examination.batches.kept if examination.batches.is_one_shot else examination.parts.loader
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
 
 
-class _noting_functions:
-    """Note which custom Functions are applied, and to what."""
+def _note_functions(stack: ExitStack, kinds: Iterable[Any], facts: SavedFacts) -> None:
+    """Note what custom Functions are applied to: their forward is wrapped for the time of the step."""
+    for kind in kinds:
+        has_context = kind.setup_context is torch.autograd.Function.setup_context  # forward(ctx, …), the older form
 
-    def __init__(self, facts: SavedFacts) -> None:
-        self.facts = facts
+        def noting(original: Any, kind: Any = kind, has_context: bool = has_context) -> Any:
+            @functools.wraps(original)
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if kind.__name__ not in facts.functions and not kwargs:
+                    own = args[1:] if has_context else args
+                    copies = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in own)
+                    facts.functions[kind.__name__] = FunctionUse(kind, copies)
+                return original(*args, **kwargs)
 
-    def __enter__(self) -> None:
-        self.original = torch.autograd.Function.__dict__["apply"]
-        inner = self.original.__func__
-        facts = self.facts
+            return staticmethod(forward)
 
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if not cls.__module__.startswith("torch.") and cls.__name__ not in facts.functions and not kwargs:
-                copies = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)
-                facts.functions[cls.__name__] = FunctionUse(cls, copies)
-            return inner(cls, *args, **kwargs)
-
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-
-    def __exit__(self, *_error: object) -> None:
-        torch.autograd.Function.apply = self.original  # type: ignore[method-assign]
+        replace(stack, kind, "forward", noting)
 
 
 def _note_samples(stack: ExitStack, facts: SavedFacts) -> None:

@@ -275,12 +275,12 @@ def validation_scaled(examination: Examination) -> Iterator[Seen]:
     fix="x = x / 255  # or v2.ToDtype(torch.float32, scale=True)",
 )  # fmt: skip
 def images_not_scaled(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    if not steps.roots or not steps.values_into:
+    root, run = examination.root, examination.run_facts
+    if root is None or run is None or not run.values_into:
         return
-    shape = next((tuple(leaf.shape) for leaf in tensors_of(steps.roots[0].args)), ())
+    shape = next((tuple(leaf.shape) for leaf in tensors_of(root.inputs)), ())
     is_image = len(shape) == 4 and shape[1] in (1, 3, 4) or len(shape) >= 2 and shape[-1] in (784, 3072)
-    name, (least, most, whole) = next(iter(steps.values_into.items()))
+    name, (least, most, whole) = next(iter(run.values_into.items()))
     if is_image and whole and least >= 0 and 100 < most <= 255:
         yield Seen(
             f"Layer {name!r} gets whole numbers from {least:g} to {most:g}: the images were made floating without being scaled.",

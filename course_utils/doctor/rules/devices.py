@@ -54,7 +54,7 @@ def unused(examination: Examination) -> Iterator[Seen]:
 )  # fmt: skip
 def elsewhere(examination: Examination) -> Iterator[Seen]:
     model, kept = examination.model, examination.batches.kept
-    if model is None or not kept or examination.steps.failure is None:
+    if model is None or not kept or examination.failure is None:
         return
     devices = {str(p.device) for p in model.parameters()}
     batch = {str(leaf.device) for leaf in tensors_of(kept[0])}

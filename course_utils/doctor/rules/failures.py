@@ -31,7 +31,7 @@ def _seen(failure: Failure, examination: Examination, what: str) -> Seen:
 )  # fmt: skip
 def step_fails(examination: Examination) -> Iterator[Seen]:
     steps = examination.steps
-    if steps.failure is not None:
+    if steps.failure is not None and steps in examination.runs:
         yield _seen(steps.failure, examination, f"Step {steps.failed_at} fails.")
 
 
@@ -44,7 +44,7 @@ def step_fails(examination: Examination) -> Iterator[Seen]:
 )  # fmt: skip
 def train_fails(examination: Examination) -> Iterator[Seen]:
     training = examination.training
-    if training is not None and training.failure is not None and examination.steps.failure is None:
+    if training is not None and training.failure is not None:
         yield _seen(training.failure, examination, f"train() fails after {len(training.trace.updates)} updates.")
 
 
@@ -62,7 +62,7 @@ def evaluate_fails(examination: Examination) -> Iterator[Seen]:
     if evaluation is not None and evaluation.failure is not None:
         yield _seen(evaluation.failure, examination, "evaluate() fails.")
     failure = _metric_calls(examination)[1].get("failure")
-    if failure is not None and examination.steps.failure is None:
+    if failure is not None and examination.failure is None:
         yield _seen(failure, examination, "metric() fails on the model's outputs.")
 
 

@@ -137,7 +137,7 @@ def _only_at_borders(trace: Trace, hit: list[Update]) -> bool:
 )  # fmt: skip
 def accumulation_not_divided(examination: Examination) -> Iterator[Seen]:
     training = examination.training
-    if training is None or examination.steps.trace is None:
+    if training is None:
         return
     trace = training.trace
     for updates in _groups(trace):
@@ -199,33 +199,27 @@ def _is_undivided_mean(examination: Examination, sources: list) -> bool:
     fix="optimizer.step()  # after loss.backward()",
 )  # fmt: skip
 def no_update(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    trace = steps.trace
-    if (
-        trace is None
-        or steps.failure is not None
-        or steps.count < 4
-        or steps.weights_moved
-        or examination.model is None
-    ):
+    run, model = examination.run_facts, examination.model
+    if run is None or model is None or run.failure is not None or run.weights_moved or len(run.trace.backwards) < 4:
         return
-    trainable = [p for p in examination.model.parameters() if p.requires_grad]
-    if not trainable or not trace.backwards or not trace.nonzero & {id(p) for p in trainable}:
+    trace = run.trace
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trace.nonzero & {id(p) for p in trainable}:
         return
+    if any(event.facts["skipped"] for event in trace.of_kind("scaler-step")):
+        return  # amp.every-step-skipped says it
     if trace.updates:
         update = trace.updates[-1]
-        if not update.has_gradients or any(event.facts["skipped"] for event in trace.of_kind("scaler-step")):
-            return
-        if update.unmoved_names and update.compared:
-            return  # optimizer.update-vanishes says it
+        if not update.has_gradients or (update.unmoved_names and update.compared) or update.lr == 0:
+            return  # more exact rules say it
         if not any(id(p) in examination.held for p in trainable):
-            return  # the optimizer rules say it
-    if not trace.updates and steps.count < 32 and not steps.is_whole_epoch:
+            return
+    elif len(trace.backwards) < 32 and not run.is_whole_epoch:
         return
     yield Seen(
-        f"After {steps.count} steps no weight has changed, although there are gradients"
+        f"After {plural(run.count, 'step')} no weight has changed, although there are gradients"
         + (": optimizer.step() was never called." if not trace.updates else "."),
-        {"steps": steps.count, "backward_passes": len(trace.backwards), "updates": len(trace.updates)},
+        {"steps": run.count, "backward_passes": len(trace.backwards), "updates": len(trace.updates)},
     )
 
 
@@ -311,26 +305,28 @@ def _has_mode_layers(model) -> bool:
     fix="self.state = state.detach()  # truncated backpropagation through time",
 )  # fmt: skip
 def stale_state(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    nodes = steps.nodes
-    holders = [name for name, sizes in steps.graph_holders.items() if "#" not in name]
-    if steps.failure is not None and "second time" in steps.failure.text:
-        where = f" {', '.join(holders)} still" if holders else " Something"
+    run = examination.run_facts
+    if run is None:
+        return
+    holders = [name for name in run.holders if not name.startswith("list #")]
+    if run.failure is not None and "second time" in run.failure.text and len(run.trace.backwards) > 1:
+        where = f" {', '.join(holders)} still" if holders else " something"
         yield Seen(
-            f"Step {steps.failed_at} failed because its graph reaches into the step before, whose graph is freed:{where} "
+            f"Step {run.failed_at} failed because its graph reaches into the step before, whose graph is freed:{where} "
             "carries a tensor with a graph from one batch to the next.",
-            {"failed_step": steps.failed_at, "held_by": ", ".join(holders) or "unknown"},
+            {"failed_step": run.failed_at, "held_by": ", ".join(holders) or "unknown"},
         )
         return
-    per_step = nodes[:8]
-    if len(per_step) >= 4 and len(steps.trace.backwards) == steps.count if steps.trace else False:
-        differences = [b - a for a, b in zip(per_step, per_step[1:], strict=False)]
-        if all(d > 0 for d in differences[:5]) and max(differences) <= 2 * min(differences) + 5:
-            yield Seen(
-                f"The graph under the loss grows with every step ({', '.join(map(str, per_step))} nodes): each batch is "
-                "differentiated through all the ones before.",
-                {"nodes_per_step": per_step, "held_by": ", ".join(holders) or "unknown"},
-            )
+    sizes = run.nodes[:8]
+    if len(sizes) < 4 or len({backward.after for backward in run.trace.backwards[:8]}) < len(sizes):
+        return
+    differences = [b - a for a, b in zip(sizes, sizes[1:], strict=False)]
+    if all(d > 0 for d in differences) and max(differences) <= 2 * min(differences) + 5:
+        yield Seen(
+            f"The graph under the loss grows with every step ({', '.join(map(str, sizes))} nodes): each batch is "
+            "differentiated through all the ones before.",
+            {"nodes_per_step": sizes, "held_by": ", ".join(holders) or "unknown"},
+        )
 
 
 @rule(
@@ -574,9 +570,6 @@ def wrong_pace(examination: Examination) -> Iterator[Seen]:
     fix="scheduler = Scheduler(optimizer, …)  # after the optimizer is built for the last time",
 )  # fmt: skip
 def scheduler_other_optimizer(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    if steps.trace is None or not steps.trace.updates:
-        return
     used = {update.optimizer for trace in examination.traces for update in trace.updates}
     for scheduler in examination.parts.schedulers:
         optimizer = getattr(scheduler, "optimizer", None)
@@ -585,10 +578,13 @@ def scheduler_other_optimizer(examination: Examination) -> Iterator[Seen]:
             and id(optimizer) not in used
             and id(optimizer) not in map(id, examination.parts.optimizers)
         ):
+            if not used:
+                return
+            rate = next(update.lr for trace in examination.traces for update in trace.updates)
             yield Seen(
                 f"{type(scheduler).__name__} changes the learning rate of an optimizer that never updates; the one that does "
                 "keeps its learning rate.",
-                {"learning_rate_in_use": steps.trace.updates[-1].lr},
+                {"learning_rate_in_use": rate},
             )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _calls(examination: Examination, *names: str) -> list[LossCall]:
-    return [call for call in examination.steps.calls.losses if not names or call.name in names]
+    return [call for run in examination.runs for call in run.calls.losses if not names or call.name in names]
 
 
 @rule(
@@ -38,8 +38,10 @@ def broadcast(examination: Examination) -> Iterator[Seen]:
         if call.shape != call.label_shape and _grows(call.shape, call.label_shape):
             yield _broadcast_seen(call.shape, call.label_shape, call.name, call.where)
             return
-    crossed = [b for b in examination.steps.calls.broadcasts if not b.by_hand and b.name not in COMPARISONS]
-    if crossed and (examination.parts.step is not None or _ignores_pairing(examination)):
+    broadcasts = [b for run in examination.runs for b in run.calls.broadcasts]
+    crossed = [b for b in broadcasts if not b.by_hand and b.name not in COMPARISONS]
+    own = examination.parts.step is not None or examination.parts.train is not None
+    if crossed and (own or _ignores_pairing(examination)):
         first = crossed[0]
         yield _broadcast_seen(*first.shapes, first.name.strip("_"), first.where)
 
@@ -214,7 +216,7 @@ def one_class(examination: Examination) -> Iterator[Seen]:
                 {"classes": 1, "where": call.where},
             )
             return
-    for reduction in examination.steps.calls.reductions:
+    for reduction in (r for run in examination.runs for r in run.calls.reductions):
         if (
             "softmax" in reduction.name
             and len(reduction.shape) == 2
@@ -280,7 +282,7 @@ def out_of_range(examination: Examination) -> Iterator[Seen]:
 )  # fmt: skip
 def float64(examination: Examination) -> Iterator[Seen]:
     model, kept = examination.model, examination.batches.kept
-    if model is None or not kept or examination.steps.failure is not None:
+    if model is None or not kept or examination.failure is not None:
         return
     from course_utils.doctor.parts import named_leaves
 

@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     fix="total += loss.item()  # or loss.detach()",
 )  # fmt: skip
 def graph_kept(examination: Examination) -> Iterator[Seen]:
-    training, steps = examination.training, examination.steps
-    if training is not None:
-        for kept in training.kept:
+    for run in examination.runs:
+        for kept in run.kept:
             sizes = kept.sizes
-            if (
-                len(sizes) >= 4
-                and all(b > a for a, b in zip(sizes[1:5], sizes[2:5], strict=False))
-                and sizes[3] > sizes[1]
-            ):
+            if len(sizes) >= 4 and all(b > a for a, b in zip(sizes[1:5], sizes[2:5], strict=False)):
                 yield Seen(
-                    f"The variable {kept.name!r} of your loop keeps the graph of every step alive ({', '.join(map(str, sizes[:6]))} nodes "
-                    "after the first updates).",
+                    f"The variable {kept.name!r} of your loop keeps the graph of every step alive "
+                    f"({', '.join(map(str, sizes[:6]))} nodes after the first updates).",
                     {"nodes_after_updates": sizes[:8]},
                 )
                 return
-    for name, sizes in steps.graph_holders.items():
-        if "#" in name and len(sizes) >= 4 and all(b > a for a, b in zip(sizes, sizes[1:], strict=False)):
-            yield Seen(
-                f"A list that your step fills keeps {sizes[-1]} tensors with their graph.",
-                {"tensors_after_each_step": sizes[:8]}, fix="history.append(loss.item())",
-            )  # fmt: skip
-            return
+        for name, sizes in run.holders.items():
+            if (
+                len(sizes) >= 4
+                and all(b > a for a, b in zip(sizes, sizes[1:], strict=False))
+                and name.startswith("list #")
+            ):
+                yield Seen(
+                    f"A list that your code fills keeps {sizes[-1]} tensors with their graph after {len(sizes)} updates.",
+                    {"tensors_after_updates": sizes[:8]},
+                    fix="history.append(loss.item())",
+                )
+                return
 
 
 @rule(
@@ -51,9 +51,9 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
     fix="best = copy.deepcopy(model.state_dict())",
 )  # fmt: skip
 def best_is_live(examination: Examination) -> Iterator[Seen]:
-    training = examination.training
-    if training is not None and training.states_alive:
-        where, tensors, later = training.states_alive[0]
+    alive = next((run.states_alive for run in examination.runs if run.states_alive is not None), None)
+    if alive is not None:
+        where, tensors, later = alive
         yield Seen(
             f"A state_dict() taken at {where} is still held after {later} more updates, and its {tensors} tensors are the live weights: "
             "it always equals the last state.",

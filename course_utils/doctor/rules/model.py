@@ -31,8 +31,7 @@ def _some(names: list[str], most: int = 4) -> str:
     fix="self.layers = nn.ModuleList(layers)  # ModuleDict, ParameterList, ParameterDict",
 )  # fmt: skip
 def unregistered(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    trained = steps.trace.trained if steps.trace is not None else set()
+    trained = examination.trained
     by_holder: dict[str, list] = {}
     for hidden in examination.hidden:
         if hidden.tensor.requires_grad and hidden.tensor.is_leaf and not hidden.tensor.is_meta:
@@ -59,7 +58,7 @@ def unregistered(examination: Examination) -> Iterator[Seen]:
                 "with it.",
                 {"tensors": len(several)}, severity=NOTE,
             )  # fmt: skip
-        elif steps.trace is None or steps.failure is not None:
+        elif not examination.runs or examination.failure is not None:
             yield Seen(
                 f"Attribute {holder!r} is {what} with trainable tensors that parameters() does not see: {_some(names)}.",
                 {"tensors": len(several)},
@@ -77,7 +76,7 @@ def unregistered(examination: Examination) -> Iterator[Seen]:
     fix='self.register_buffer("name", tensor)',
 )  # fmt: skip
 def not_a_buffer(examination: Examination) -> Iterator[Seen]:
-    model, steps = examination.model, examination.steps
+    model, failure = examination.model, examination.failure
     if model is None:
         return
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -86,8 +85,8 @@ def not_a_buffer(examination: Examination) -> Iterator[Seen]:
         if tensor.requires_grad or hidden.module is not None or tensor.is_meta or first is None:
             continue
         differs = tensor.is_floating_point() and tensor.dtype != first.dtype or tensor.device != first.device
-        used = id(tensor) in steps.hidden_used
-        failed = steps.failure is not None and ("dtype" in steps.failure.text or "device" in steps.failure.text)
+        used = any(id(tensor) in run.hidden_used for run in examination.runs)
+        failed = failure is not None and ("dtype" in failure.text or "device" in failure.text)
         if differs and failed and tensor.ndim > 0:
             yield Seen(
                 f"{hidden.name!r} is a plain tensor ({tensor.dtype}, {tensor.device}) while the parameters are {first.dtype} on "
@@ -214,24 +213,24 @@ def random_in_eval(examination: Examination) -> Iterator[Seen]:
     fix="self.fc = nn.Linear(8, 1)  # in __init__; in forward only self.fc(x)",
 )  # fmt: skip
 def built_in_forward(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    if steps.trace is None:
+    run = examination.run_facts
+    if run is None:
         return
     lines: dict[str, list[nn.Module]] = {}
     known = {id(m) for m in examination.modules}
-    for module, where in steps.trace.built_in_forward:
+    for module, where in run.trace.built_in_forward:
         has_state = any(True for _ in module.parameters()) or isinstance(
             module, (_BatchNorm, nn.modules.dropout._DropoutNd)
         )
         if has_state and id(module) not in known:
             lines.setdefault(where, []).append(module)
     for where, modules in lines.items():
-        if len(modules) >= max(2, steps.count):
+        if len(modules) >= max(2, run.count):
             kind = type(modules[0]).__name__
             yield Seen(
-                f"{kind} is made inside forward ({where}), {len(modules)} times in {steps.count} steps: its weights are new each time, "
+                f"{kind} is made inside forward ({where}), {len(modules)} times in {run.count} steps: its weights are new each time, "
                 "and eval(), the optimizer and state_dict() don't reach it.",
-                {"made": len(modules), "steps": steps.count, "where": where},
+                {"made": len(modules), "steps": run.count, "where": where},
             )
             return
 
@@ -242,7 +241,7 @@ def built_in_forward(examination: Examination) -> Iterator[Seen]:
     looks="the first output when all other inputs change, in evaluation mode; and whether shuffled inputs give shuffled "
     "outputs, which a view that mixes axes does not.",
     quiet="models bound to one batch (a graph with all its nodes) fail on fewer examples and are left out; statistics over the "
-    "batch, which treat all examples alike, are a note, unless a softmax runs over the batch axis.",
+    "batch, which treat all examples alike, are a warning, and a note beside several optimizers (GAN).",
     fix="x = x.transpose(0, 1)  # axes are exchanged by transpose or permute, not by view or reshape",
 )  # fmt: skip
 def mixes_batch(examination: Examination) -> Iterator[Seen]:
@@ -258,17 +257,30 @@ def mixes_batch(examination: Examination) -> Iterator[Seen]:
         )
     elif forwards.over_batch:
         yield Seen(
-            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change: a softmax runs over the "
-            f"batch axis, {forwards.over_batch[0]}.",
+            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change: a softmax runs "
+            f"over the batch axis, {forwards.over_batch[0]}.",
             evidence,
             fix="x.softmax(dim=1)",
         )
-    else:
+    elif forwards.attention_over_batch:
+        shape = forwards.attention_over_batch[0]
         yield Seen(
-            f"The output of example 0 changes by {forwards.mixing:.3g} when the other examples change, even in evaluation mode: the "
-            "model uses statistics of the batch.",
-            evidence, severity=NOTE,
-        )  # fmt: skip
+            f"The output of one example changes by {forwards.mixing:.3g} when only the others change: attention gets shape "
+            f"{shape} and takes axis 0, the batch, for the sequence.",
+            evidence,
+            fix="nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)",
+        )
+    else:
+        meant = len(examination.optimizers) > 1 or any(
+            isinstance(m, _BatchNorm) and not m.track_running_stats for m in examination.model.modules()
+        )
+        yield Seen(
+            f"The output of one example changes by {forwards.mixing:.3g} when the others change, even in evaluation mode: "
+            "the model uses statistics of the batch.",
+            evidence,
+            severity=NOTE if meant else WARNING,
+            fix="compute means and norms over axis 1, or keep running statistics for evaluation",
+        )
 
 
 @rule(
@@ -322,15 +334,15 @@ def inplace_changes(examination: Examination) -> Iterator[Seen]:
 )  # fmt: skip
 def frozen_statistics(examination: Examination) -> Iterator[Seen]:
     model = examination.model
-    facts = examination.training if examination.training is not None else examination.steps
-    if model is None or not facts.buffers_moved:
+    facts = examination.run_facts
+    if model is None or facts is None or not facts.buffers_moved:
         return
     frozen: list[str] = []
     for prefix, module in model.named_modules():
         if isinstance(module, (nn.ModuleDict, nn.ModuleList)) or not prefix and _trains(module):
             continue
         own = list(module.parameters())
-        if not own or any(p.requires_grad for p in own) or any(id(p) in examination.steps.weights_moved for p in own):
+        if not own or any(p.requires_grad for p in own) or any(id(p) in examination.weights_moved for p in own):
             continue
         layers = [
             (n, m)
@@ -367,7 +379,7 @@ def _frozen_in_sequence(model: nn.Module, moved: set[str], examination: Examinat
             continue
         frozen = not any(p.requires_grad for p in own)
         if isinstance(module, _BatchNorm) and frozen and before is True and f"{name}.running_mean" in moved:
-            if not any(id(p) in examination.steps.weights_moved for p in own):
+            if not any(id(p) in examination.weights_moved for p in own):
                 found.append(name)
         before = frozen if not isinstance(module, _BatchNorm) else before
     return found if not _has_any_twin(model) else []
@@ -465,7 +477,7 @@ def depends_on_padding(examination: Examination) -> Iterator[Seen]:
     "    for e, b in zip(ema.buffers(), model.buffers()): e.copy_(b)",
 )  # fmt: skip
 def average_is_wrong(examination: Examination) -> Iterator[Seen]:
-    ema = examination.steps.ema
+    ema = next((run.ema for run in examination.runs if run.ema), {})
     if not ema or not ema["shared"]:
         return
     if ema["aliased"]:
@@ -502,11 +514,11 @@ def average_is_wrong(examination: Examination) -> Iterator[Seen]:
     fix="model(x)  # instead of model.forward(x)",
 )  # fmt: skip
 def forward_directly(examination: Examination) -> Iterator[Seen]:
-    model, trace = examination.model, examination.steps.trace
-    if model is None or trace is None or isinstance(model, (nn.ModuleDict, nn.ModuleList)):
+    model, run = examination.model, examination.run_facts
+    if model is None or run is None or isinstance(model, (nn.ModuleDict, nn.ModuleList)):
         return
-    runs = any(trace.called.get(id(child)) for child in model.children())
-    if runs and not trace.called.get(id(model)) and (model._forward_hooks or model._forward_pre_hooks):
+    runs = any(run.trace.called.get(id(child)) for child in model.children())
+    if runs and not run.trace.called.get(id(model)) and (model._forward_hooks or model._forward_pre_hooks):
         yield Seen(
             "The model has hooks, but its forward() is called directly: they never run.",
             {"hooks": len(model._forward_hooks)},

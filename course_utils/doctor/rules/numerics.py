@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     fix="loss = torch.stack(parts).mean()  # no .item(), .numpy(), torch.tensor(...) or .detach() on the way",
 )  # fmt: skip
 def not_connected(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    trained = steps.trace.trained if steps.trace is not None else set()
-    if steps.failure is not None and "does not require grad" in steps.failure.text and not trained:
+    trained, failure = examination.trained, examination.failure
+    if failure is not None and "does not require grad" in failure.text and not trained:
         yield Seen(
             "backward() failed: the loss has no graph. Somewhere between the weights and the loss it became a plain number "
             "(.item(), .numpy(), torch.tensor(...), .detach(), no_grad()).",
-            {"loss_requires_grad": False, "where": steps.failure.where},
+            {"loss_requires_grad": False, "where": failure.where},
         )
-    elif steps.loss_is_leaf and not trained:
+    elif any(run.loss_is_leaf for run in examination.runs) and not trained:
         yield Seen(
             "The loss requires gradients but is a leaf: requires_grad_() hides that no parameter is connected to it.",
             {"loss_is_leaf": True, "parameters_with_gradient": 0},
@@ -63,15 +62,11 @@ def nan_gradient(examination: Examination) -> Iterator[Seen]:
 
 def _operation(examination: Examination, number: int) -> str:
     """Run again with PyTorch's anomaly detection, and return what it says about the operation."""
-    import itertools
-
-    parts, batches = examination.parts, examination.batches
+    from course_utils.doctor.experiments.training import short_training
 
     def go() -> None:
-        source = batches.kept if batches.is_one_shot else parts.loader
         with torch.autograd.set_detect_anomaly(True):
-            for batch in itertools.islice(iter(source), number + 1):
-                parts.run_step(batch)
+            short_training(examination, number + 1)
 
     outcome = examination.run(go, 0.3)
     if outcome.failure is None or "returned nan" not in outcome.failure.text:
@@ -117,7 +112,8 @@ def loss_not_finite(examination: Examination) -> Iterator[Seen]:
     fix="F.log_softmax(logits, 1)  # or F.logsigmoid, or a loss with logits",
 )  # fmt: skip
 def log_of_softmax(examination: Examination) -> Iterator[Seen]:
-    hit = [(made, where) for made, where in examination.steps.calls.logs if made.startswith(("Softmax", "Sigmoid"))]
+    logs = [log for run in examination.runs for log in run.calls.logs]
+    hit = [(made, where) for made, where in logs if made.startswith(("Softmax", "Sigmoid"))]
     if hit:
         made, where = hit[0]
         name = "softmax" if made.startswith("Softmax") else "sigmoid"

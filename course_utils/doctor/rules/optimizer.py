@@ -13,6 +13,7 @@ from course_utils.text import plural
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
+    from course_utils.doctor.experiments import Run
 
 
 def _some(names: list[str], most: int = 4) -> str:
@@ -20,19 +21,9 @@ def _some(names: list[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _trace(examination: Examination):
-    """Return the trace that tells which parameters get gradients, or None if nothing ran."""
-    steps, training = examination.steps, examination.training
-    if steps.trace is not None and steps.failure is None and steps.count and steps.trace.backwards:
-        return steps.trace
-    if training is not None and training.trace.backwards and training.failure is None:
-        return training.trace
-    return None
-
-
-def _trained(examination: Examination) -> set[int]:
-    traces = [t for t in (examination.steps.trace, examination.training and examination.training.trace) if t]
-    return set().union(*(trace.trained for trace in traces)) if traces else set()
+def _run(examination: Examination) -> Run | None:
+    """Return the run that tells which parameters get gradients, or None if nothing ran to its end."""
+    return next((run for run in examination.runs if run.failure is None and run.trace.backwards), None)
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module | None:
@@ -52,19 +43,19 @@ def _owner(model: nn.Module, name: str) -> nn.Module | None:
     fix="optimizer = torch.optim.Adam(model.parameters(), lr)  # after the last layer is in place",
 )  # fmt: skip
 def parameters_missing(examination: Examination) -> Iterator[Seen]:
-    model, trace = examination.model, _trace(examination)
+    model = examination.model
     if model is None or not examination.optimizers:
         return
     held = set(examination.held)
-    if trace is not None:
+    for trace in examination.traces:
         for optimizer in trace.seen_optimizers.values():
             held |= {id(p) for group in optimizer.param_groups for p in group["params"]}
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    trained = _trained(examination)
+    trained = examination.trained
     missing = [(n, p) for n, p in named if id(p) not in held and (id(p) in trained)]
     if not missing:
         return
-    moved = examination.steps.weights_moved
+    moved = examination.weights_moved
     if any(id(p) in moved for _, p in missing):
         return  # somebody updates them by hand
     own = {id(p) for _, p in named}
@@ -106,11 +97,11 @@ def _is_prefix(model: nn.Module, missing: list[str], in_use: list[str], examinat
     fix="find the detach(), .data, .item(), numpy() or no_grad() between these layers and the loss",
 )  # fmt: skip
 def no_gradient(examination: Examination) -> Iterator[Seen]:
-    model, trace, steps = examination.model, _trace(examination), examination.steps
-    if model is None or trace is None or not trace.trained and not trace.updates:
+    model, run = examination.model, _run(examination)
+    if model is None or run is None or (not run.trace.trained and not run.trace.updates):
         return
-    trained = _trained(examination)
-    if steps.loss_is_leaf and not trained:
+    trace, trained = run.trace, examination.trained
+    if run.loss_is_leaf and not trained:
         return  # numerics: the loss itself is cut off
     cut, idle = [], []
     for name, parameter in model.named_parameters():
@@ -128,16 +119,16 @@ def no_gradient(examination: Examination) -> Iterator[Seen]:
     if cut and trained:
         yield Seen(
             f"{_some(cut)} never get a gradient, although their layers run: the graph is cut between them and the loss.",
-            {"parameters": len(cut), "steps": max(steps.count, 1)},
+            {"parameters": len(cut), "steps": max(run.count, 1)},
         )
     elif cut:
         yield Seen(
             f"No parameter gets a gradient ({_some(cut)}): the loss does not depend on the model's weights.",
-            {"parameters": len(cut), "steps": max(steps.count, 1)},
+            {"parameters": len(cut), "steps": max(run.count, 1)},
         )
     if idle:
         yield Seen(
-            f"{_some(idle)} took no part in {plural(steps.count, 'step')}: their layers did not run. DistributedDataParallel would "
+            f"{_some(idle)} took no part in {plural(run.count, 'step')}: their layers did not run. DistributedDataParallel would "
             "wait for their gradients.",
             {"parameters": len(idle)}, severity=NOTE, fix="remove the layers, or DistributedDataParallel(model, find_unused_parameters=True)",
         )  # fmt: skip
@@ -156,10 +147,10 @@ def _ancestors(model: nn.Module, name: str) -> list[nn.Module]:
     fix="look for round(), argmax, comparisons, a softmax over one value, or dead ReLU units before the loss",
 )  # fmt: skip
 def gradient_zero(examination: Examination) -> Iterator[Seen]:
-    model, steps = examination.model, examination.steps
-    trace = steps.trace
-    if model is None or trace is None or steps.failure is not None or steps.count < 4:
+    model, steps = examination.model, _run(examination)
+    if model is None or steps is None or steps.count < 4:
         return
+    trace = steps.trace
     if all(loss == 0 for loss in steps.losses) or examination.batches.is_one_shot and steps.count < 4:
         return
     nonzero = trace.nonzero
@@ -171,6 +162,11 @@ def gradient_zero(examination: Examination) -> Iterator[Seen]:
         n
         for n in zero
         if (owner := _owner(model, n)) is not None and not isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    used = [
+        n
+        for n in used
+        if steps.values_into.get(n.rpartition(".")[0] or type(model).__name__, (1.0, 1.0, False))[:2] != (0.0, 0.0)
     ]
     whole = steps.is_whole_epoch or steps.count >= 12
     if used and whole:
@@ -254,20 +250,20 @@ def rate_zero(examination: Examination) -> Iterator[Seen]:
     fix="optimizer = torch.optim.Adam(model.parameters(), lr)",
 )  # fmt: skip
 def strays(examination: Examination) -> Iterator[Seen]:
-    model, trace = examination.model, _trace(examination)
-    if model is None or trace is None:
+    model, run = examination.model, _run(examination)
+    if model is None or run is None:
         return
     own = {id(p) for module in examination.modules for p in module.parameters()} | {
         id(h.tensor) for h in examination.hidden
     }
-    found = [p for p in _held(examination) if id(p) not in own and id(p) not in _trained(examination)]
+    found = [p for p in _held(examination) if id(p) not in own and id(p) not in examination.trained]
     missing = [p for p in model.parameters() if p.requires_grad and id(p) not in examination.held]
     if found and not missing:
         yield Seen(
             f"The optimizer holds {plural(len(found), 'tensor')} that no module has and no step reaches.",
             {"tensors": len(found)},
         )
-    elif found and missing and not any(id(p) in examination.steps.weights_moved for p in missing):
+    elif found and missing and not any(id(p) in examination.weights_moved for p in missing):
         yield Seen(
             f"The optimizer holds {plural(len(found), 'tensor')} that the model does not have, and the model has {len(missing)} that the "
             "optimizer lacks: it was built for another model, or before layers were replaced.",
