@@ -327,9 +327,36 @@ def _onecycle(match: re.Match[str], failure: Failure, examination: Examination) 
     )  # fmt: skip
 
 
+def _plateau(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
+    return Explanation(
+        "plateau-without-metric",
+        "ReduceLROnPlateau needs the number it watches.",
+        "scheduler.step(val_loss)",
+        {},
+        "05_training",
+    )
+
+
+def _flags(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
+    return Explanation(
+        "flag-of-non-leaf", "requires_grad can only be switched on leaves, and this tensor was computed.",
+        "h = h.detach()  # or no_grad() around its computation", {}, "02_autograd",
+    )  # fmt: skip
+
+
+def _config(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
+    return Explanation(
+        "text-for-a-number", f"A number came as text: {failure.text}. YAML reads 1e-4 as text and 1.0e-4 as a number.",
+        "lr = float(config[\"lr\"])", {}, "05_training",
+    )  # fmt: skip
+
+
 _Explainer = Callable[[re.Match[str], Failure, "Examination"], Explanation]
 _TABLE: list[tuple[str, _Explainer]] = [
     (r"out of memory", _memory),
+    (r"required positional argument: 'metrics'", _plateau),
+    (r"only change requires_grad flags of leaf", _flags),
+    (r"not supported between instances of '\w+' and 'str'|unsupported operand type\(s\) for \S+ 'float' and 'str'", _config),
     (r"same device|different device|Expected all tensors|on device|is on cpu", _device),
     (r"no NVIDIA driver|not compiled with CUDA|No CUDA GPUs", _cuda),
     (r"through the graph a second time", _second),

@@ -86,6 +86,13 @@ class LossCall:
     reduction: str
     where: str
     options: dict[str, Any] = field(default_factory=dict)
+    label_sample: tuple[float, ...] = ()
+
+    def label_outside(self, low: float, high: float) -> float:
+        """Return the share of labels that lie clearly outside of a range, 0..1."""
+        margin = 0.05 * (high - low) if high < float("inf") and low > -float("inf") else 0.05
+        outside = [value < low - margin or value > high + margin for value in self.label_sample]
+        return sum(outside) / len(outside) if outside else 0.0
 
 
 @dataclass(frozen=True)
@@ -239,5 +246,6 @@ def _loss_call(name: str, prediction: Tensor, label: Tensor, kwargs: Any, unmove
             requires_grad=prediction.requires_grad,
             reduction=str(kwargs.get("reduction", "mean")),
             where=reader_line(),
+            label_sample=tuple(labels.reshape(-1)[:: max(1, labels.numel() // 256)][:256].tolist()),
             options={key: value for key, value in kwargs.items() if isinstance(value, (bool, int, float, str))},
         )

@@ -118,6 +118,22 @@ class Snapshot:
         """The lists that were met, in order."""
         return [container for container, _ in self._contents if isinstance(container, list)]
 
+    @property
+    def tables(self) -> list[dict[Any, Any]]:
+        """The plain dicts of the reader that were met, in order; not the attributes of objects."""
+        return [container for container, _ in self._contents if type(container) is dict and 0 < len(container) < 50]
+
+    def version_of(self, tensor: Tensor) -> int | None:
+        """Return the version that a tensor had, or None if it was not met."""
+        return next((state.version for state in self._tensors if state.tensor is tensor), None)
+
+    def keeps_storage_of(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor lies on a storage that could be reached when the snapshot was taken."""
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
+            return False
+        address = tensor.untyped_storage().data_ptr()
+        return (str(tensor.device), address) in self._memories or ("numpy", address) in self._memories
+
     def changed_arrays(self) -> list[int]:
         """Return the sizes in bytes of storages and arrays whose bytes differ from the snapshot."""
         return [memory.size_bytes for memory in self._memories.values() if not _same_memory(memory)]

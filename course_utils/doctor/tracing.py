@@ -544,7 +544,10 @@ def _observe_scaler(stack: ExitStack, recorder: Recorder) -> None:
             finally:
                 recorder.scaler_depth -= 1
                 skipped = len(recorder.trace.updates) == updates and self.is_enabled()
-                recorder.event("scaler-step", optimizer=id(optimizer), skipped=skipped, factor=float(self.get_scale()))
+                recorder.event(
+                    "scaler-step", optimizer=id(optimizer), skipped=skipped, factor=float(self.get_scale()),
+                    is_enabled=self.is_enabled(),
+                )  # fmt: skip
 
         return step
 

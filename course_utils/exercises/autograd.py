@@ -229,7 +229,7 @@ EXERCISES = [
     ),
     Exercise(
         id="autograd.clinic-distance",
-        title="nan from two points that coincide",
+        title="Two points that coincide",
         check=check_clinic_distance,
         kind=CLINIC,
         hints=(

@@ -206,7 +206,7 @@ EXERCISES = [
     ),
     Exercise(
         id="export.clinic-thread",
-        title="no_grad, in the wrong thread",
+        title="No_grad, in the wrong thread",
         check=check_clinic_thread,
         kind=CLINIC,
         hints=(

@@ -26,12 +26,14 @@ _EMPTY_BODY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST", "C
 MSG_RETURNS_NONE = "The function returned None. Does it end with a return statement?"
 MSG_INTERRUPTED = "The check was interrupted. If you did not press stop, look for a loop that never ends."
 
+_IN_EVERY_CLASS = {*vars(type("Empty", (), {})), "__firstlineno__", "__static_attributes__", "__qualname__"}
+
 
 def is_blank(answer: object) -> bool:
     """Tell whether an answer is still the blank that the learner edition hands out.
 
     Blank are ``...`` and None, a container that holds ``...``, a function whose body is empty, and a
-    class that has a method whose body is empty.
+    class whose body is empty or that has a method whose body is empty.
     """
     if answer is ... or answer is None:
         return True
@@ -42,7 +44,8 @@ def is_blank(answer: object) -> bool:
     if isinstance(answer, types.FunctionType):
         return _has_empty_body(answer)
     if isinstance(answer, type):
-        return any(_has_empty_body(item) for item in vars(answer).values() if isinstance(item, types.FunctionType))
+        made = [item for name, item in vars(answer).items() if name not in _IN_EVERY_CLASS]
+        return not made or any(_has_empty_body(item) for item in made if isinstance(item, types.FunctionType))
     return False
 
 

@@ -53,16 +53,6 @@ EXERCISES = [
         errors=(BEFORE_INIT, ("shapes cannot be multiplied", "Each layer's inputs are the outputs of the one before.")),
     ),
     Exercise(
-        id="modules.conv-parameters",
-        title="Counting without building",
-        check=check_conv_parameters,
-        hints=(
-            "How many input numbers does one output number look at? That many weights has its channel.",
-            "An output channel looks at c_in / groups channels, kernel · kernel numbers of each.",
-            "c_out * (c_in // groups) * kernel**2 + (c_out if bias else 0)",
-        ),
-    ),
-    Exercise(
         id="modules.batchnorm",
         title="BatchNorm, both of it",
         check=check_batchnorm,
@@ -80,18 +70,13 @@ EXERCISES = [
         ),
     ),
     Exercise(
-        id="modules.residual",
-        title="A block that begins as nothing",
-        check=check_residual,
+        id="modules.conv-parameters",
+        title="Counting without building",
+        check=check_conv_parameters,
         hints=(
-            "If the branch gives 0, the block returns its input. Which single layer decides what the branch gives?",
-            "The last one: with weight 0 and bias 0 it gives 0 whatever comes in, and its own gradient is not 0.",
-            "nn.init.zeros_(self.branch[-1].weight); nn.init.zeros_(self.branch[-1].bias); forward: x + self.branch(x)",
-        ),
-        errors=(
-            BEFORE_INIT,
-            ("does not require grad", "No parameter takes part in the output. forward returns x + branch(x)."),
-            ("modified by an inplace operation", "x + …, not x += …: that writes into the input of the first layer."),
+            "How many input numbers does one output number look at? That many weights has its channel.",
+            "An output channel looks at c_in / groups channels, kernel · kernel numbers of each.",
+            "c_out * (c_in // groups) * kernel**2 + (c_out if bias else 0)",
         ),
     ),
     Exercise(
@@ -107,6 +92,21 @@ EXERCISES = [
         errors=(
             ("first two dimensions of batch2", "q kᵀ is (N, T, T). k.transpose(-2, -1) swaps the last two axes."),
             ("at non-singleton dimension", ".T turns all three axes round. k.transpose(-2, -1) swaps the last two."),
+        ),
+    ),
+    Exercise(
+        id="modules.residual",
+        title="A block that begins as nothing",
+        check=check_residual,
+        hints=(
+            "If the branch gives 0, the block returns its input. Which single layer decides what the branch gives?",
+            "The last one: with weight 0 and bias 0 it gives 0 whatever comes in, and its own gradient is not 0.",
+            "nn.init.zeros_(self.branch[-1].weight); nn.init.zeros_(self.branch[-1].bias); forward: x + self.branch(x)",
+        ),
+        errors=(
+            BEFORE_INIT,
+            ("does not require grad", "No parameter takes part in the output. forward returns x + branch(x)."),
+            ("modified by an inplace operation", "x + …, not x += …: that writes into the input of the first layer."),
         ),
     ),
     Exercise(

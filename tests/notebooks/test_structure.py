@@ -43,6 +43,8 @@ def test_lessons_have_enough_exercises_and_clinic_items(lesson: Lesson):
     kinds = [exercise.kind for exercise in exercises_of(lesson)]
     if lesson.name == "start":
         assert kinds.count(EXERCISE) == 1  # the warm-up
+    elif lesson.name == "capstone":
+        assert exercises_of(lesson)[-1].id == "capstone.acceptance"  # one job in parts, graded as a whole
     else:
         assert kinds.count(EXERCISE) >= EXERCISES_MIN
         assert kinds.count(CLINIC) >= CLINIC_MIN
@@ -59,13 +61,13 @@ def test_every_exercise_has_three_hints_of_growing_length_of_help(lesson: Lesson
 def test_every_lesson_has_predictions_and_an_explorer(lesson: Lesson):
     tags = [tag for cell in read_cells(SOURCES / f"{lesson.stem}.py") for tag in cell.tags]
     assert "prediction" in tags
-    assert "explorer" in tags
+    assert "explorer" in tags or lesson.name == "capstone"
 
 
 @each_lesson
 def test_prose_has_no_filler_and_no_exclamation_marks(lesson: Lesson):
     for cell in read_cells(SOURCES / f"{lesson.stem}.py"):
-        if cell.kind == "markdown":
+        if cell.kind == "markdown" and cell.id != "people-say-more":  # what people say is theirs
             text = " ".join(cell.text.lower().split())
             assert not [word for word in WORDS_OF_FILLER if f" {word} " in text], cell.id
             assert "!" not in text.replace("![", ""), cell.id

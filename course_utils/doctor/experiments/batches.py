@@ -103,5 +103,14 @@ def _scan(facts: Batches, number: int, pair: tuple[Any, Any]) -> None:
                         NonFinite(number, name, place[0] if place else 0, place[1:], is_nan, is_input)
                     )
     labels = pair[1]
-    if isinstance(labels, torch.Tensor) and labels.dtype == torch.int64 and labels.ndim == 1:
-        facts.labels.append(labels.detach().clone())
+    if isinstance(labels, torch.Tensor) and _are_classes(labels):
+        facts.labels.append(labels.detach().reshape(-1).long().clone())
+
+
+def _are_classes(labels: torch.Tensor) -> bool:
+    """Tell whether a batch has one class for each example: whole numbers, or 0.0 and 1.0."""
+    if labels.numel() != labels.shape[0] if labels.ndim else True:
+        return False
+    if labels.is_floating_point():
+        return bool(((labels == 0) | (labels == 1)).all())
+    return not labels.is_complex()

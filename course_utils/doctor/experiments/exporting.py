@@ -130,6 +130,11 @@ def _compare(examination: Examination, made: Any, facts: ExportFacts) -> None:
             else:
                 facts.batches_tried = (facts.batches_tried[0], count)
                 _difference(f"batch of {count}", inputs, result, expected, facts)
+        for what, factor in (("changed sign", -1.0), ("values ten times as large", 10.0)):
+            scaled = tuple(leaf * factor if leaf.is_floating_point() else leaf for leaf in inputs)
+            expected = _try(model, scaled)
+            if not isinstance(expected, Exception):
+                _difference(what, scaled, _try(artefact, scaled), expected, facts)
         for axis in range(1, max((leaf.ndim for leaf in tensors_of(inputs)), default=1)):
             longer = tuple(torch.cat([leaf, leaf], axis) if leaf.ndim > axis else leaf for leaf in inputs)
             expected = _try(model, longer)

@@ -41,6 +41,7 @@ class Forwards:
         inplace_difference: largest change of the output when in-place layers work out of place.
         inplace_names: names of those layers, or lines.
         padding: effect of padding, see Padding.
+        future: for labels that are the inputs moved by one place, change of early outputs when later inputs change.
     """
 
     size: int = 0
@@ -60,6 +61,7 @@ class Forwards:
     inplace_difference: float = 0.0
     inplace_names: list[str] = field(default_factory=list)
     padding: Padding | None = None
+    future: float = 0.0
 
 
 @dataclass
@@ -97,6 +99,8 @@ def probe_forward(examination: Examination) -> Forwards | None:
     _guarded(examination, lambda: _without_inplace(model, inputs, facts))
     if small >= 2:
         _guarded(examination, lambda: _padding(model, inputs, small, facts))
+        labels = examination.parts.split(examination.batches.kept[0])[1] if examination.batches.kept else None
+        _guarded(examination, lambda: _future(model, inputs, labels, small, facts))
     return facts
 
 
@@ -307,6 +311,30 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
 
     convolution = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     facts.padding = Padding(kind, effect(~real, False), effect(real, True), convolution, int((~real).sum()))
+
+
+def _future(model: nn.Module, inputs: Any, labels: Any, size: int, facts: Forwards) -> None:
+    """Change the second half of sequences whose labels are the inputs moved by one, and look at the first half."""
+    leaves = tensors_of(inputs)
+    if facts.eval_difference > 0 or len(leaves) != 1 or not isinstance(labels, Tensor):
+        return
+    x, y = leaves[0], labels[:size]
+    if x.ndim < 2 or x.shape != y.shape or x.shape[1] < 4 or not torch.equal(x[:, 1:], y[:, :-1].to(x.dtype)):
+        return
+    if bool((x == x[:, :1]).all()):
+        return
+    half = x.shape[1] // 2
+    changed = x.clone()
+    changed[:, half:] = x[:, half:].roll(1, 0) if not x.is_floating_point() else x[:, half:] * 1.5 + 1
+    usual, other = _first(_call(model, clone_tree(inputs))), _first(_call(model, _rebuilt(inputs, [changed])))
+    if usual is None or other is None or usual.shape != other.shape or torch.equal(changed, x):
+        return
+    difference = (usual - other).abs().float()
+    time = next((axis for axis in (1, 2) if difference.ndim > axis and difference.shape[axis] == x.shape[1]), None)
+    if time is None or difference.shape[0] != size:
+        return
+    facts.future = float(difference.narrow(time, 0, half).max())
+    facts.scale = max(facts.scale, float(usual.abs().max()))
 
 
 def _find_padding(inputs: Any, size: int) -> tuple[str, int, Tensor, Tensor] | None:

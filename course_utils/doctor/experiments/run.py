@@ -71,6 +71,8 @@ class Run:
         functions: custom autograd Functions in the graph.
         kept: variables that keep graphs alive, after each of the first updates.
         holders: attributes and lists that keep graphs alive, likewise.
+        pins: for the reader's lists, how many of their tensors hold on to a much larger storage.
+        symmetric: names of weights whose units were equal before and are still equal after they moved.
         states_alive: line, tensors and later updates of a state dict that is held and follows the live weights.
         ema: how an averaged copy stands to the model.
         warnings: that PyTorch gave.
@@ -94,6 +96,8 @@ class Run:
     functions: set[Any] = field(default_factory=set)
     kept: list[Kept] = field(default_factory=list)
     holders: dict[str, list[int]] = field(default_factory=dict)
+    pins: dict[int, list[int]] = field(default_factory=dict)
+    symmetric: list[str] = field(default_factory=list)
     states_alive: tuple[str, int, int] | None = None
     ema: dict[str, Any] = field(default_factory=dict)
     warnings: list[tuple[str, str]] = field(default_factory=list)
@@ -142,6 +146,10 @@ def observing(examination: Examination, run: Run, *, functions: bool = True) -> 
     run.kept = list(kept.values())
     run.weights_moved = {id(p) for p in model.parameters() if id(p) in weights and differs(p, weights[id(p)])}
     run.buffers_moved = {n for n, b in model.named_buffers() if n in buffers and differs(b, buffers[n])}
+    run.symmetric = [
+        name for name, p in model.named_parameters()
+        if id(p) in run.weights_moved and _rows_equal(p) and _rows_equal(weights[id(p)])
+    ]  # fmt: skip
     twin = find_twin(examination)
     if twin is not None:
         run.ema = compare_twin(examination, twin)
@@ -235,6 +243,16 @@ def _look_at_holders(examination: Examination, run: Run) -> None:
             held = [leaf for leaf in container if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
             if held:
                 run.holders.setdefault(f"list #{number}", []).append(len(held))
+            own = [
+                leaf for leaf in container if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.numel()
+            ]
+            pinned = sum(leaf.untyped_storage().nbytes() > 8 * leaf.numel() * leaf.element_size() for leaf in own)
+            if pinned:
+                run.pins.setdefault(number, []).append(pinned)
+    for number, table in enumerate(examination.snapshot.tables):
+        size = sum(count_nodes(v, 2000) for v in table.values() if isinstance(v, Tensor) and v.grad_fn is not None)
+        if size:
+            run.holders.setdefault(f"dict #{number}", []).append(size)
 
 
 def _held_state(recorder: Recorder, model: nn.Module) -> tuple[str, int, int] | None:
@@ -250,6 +268,12 @@ def _held_state(recorder: Recorder, model: nn.Module) -> tuple[str, int, int] | 
         if tensors and len(held) == len(tensors) and later > 0:
             return event.facts["where"], len(held), later
     return None
+
+
+def _rows_equal(weight: Tensor) -> bool:
+    """Tell whether all units of a layer, the rows of its weight, are one and the same."""
+    value = weight.detach()
+    return value.ndim >= 2 and value.shape[0] >= 2 and value.is_floating_point() and bool((value == value[:1]).all())
 
 
 def differs(first: Tensor, second: Tensor) -> bool:

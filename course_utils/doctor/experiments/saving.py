@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -39,12 +40,14 @@ class SavedFacts:
         functions: custom Functions that were applied.
         samples: draws without a gradient from distributions whose parameters require one.
         log_probs: calls of log_prob.
+        reads_empty: whether a loss becomes NaN when new memory is filled with NaN.
     """
 
     changed: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     functions: dict[str, FunctionUse] = field(default_factory=dict)
     samples: list[tuple[str, str]] = field(default_factory=list)  # distribution, line
     log_probs: int = 0
+    reads_empty: bool = False
 
 
 def probe_saved(examination: Examination) -> SavedFacts | None:
@@ -89,7 +92,31 @@ def probe_saved(examination: Examination) -> SavedFacts | None:
             short_training(examination, 1)
 
     examination.run(go, 0.3)
+    if all(math.isfinite(backward.root) for backward in run.trace.backwards):
+        examination.run(lambda: _with_filled_memory(examination, facts), 0.2)
     return facts
+
+
+def _with_filled_memory(examination: Examination, facts: SavedFacts) -> None:
+    """Run a short piece while PyTorch fills new memory with NaN, as it does in deterministic mode."""
+    roots: list[float] = []
+
+    def noting(original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            leaf = tensors if isinstance(tensors, Tensor) else None
+            if leaf is not None and leaf.numel() == 1:
+                roots.append(float(leaf.detach()))
+            return original(tensors, *args, **kwargs)
+
+        return backward
+
+    with ExitStack() as stack:
+        replace(stack, torch.autograd, "backward", noting)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        stack.callback(torch.use_deterministic_algorithms, False)
+        short_training(examination, 1)
+    facts.reads_empty = bool(roots) and math.isnan(roots[0])
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

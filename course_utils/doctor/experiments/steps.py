@@ -25,10 +25,12 @@ class Steps(Run):
 
     Args:
         edited: names of batch tensors that a step changed in place.
+        is_stored: whether batches lie on memory that the reader's objects keep.
         is_guess: whether the reader has a loop of their own, so that these steps only stand in for it.
     """
 
     edited: list[str] = field(default_factory=list)
+    is_stored: bool = False
     is_guess: bool = False
 
 
@@ -88,6 +90,7 @@ def _observed(examination: Examination, facts: Steps, *, functions: bool = True)
         loss = parts.run_step(batch)
         if before is not None:
             facts.edited += _edited(before, batch)
+            facts.is_stored = facts.is_stored or any(map(examination.snapshot.keeps_storage_of, tensors_of(batch)))
         facts.losses.append(_float(next(iter(tensors_of(loss)), loss)))
         facts.count += 1
 

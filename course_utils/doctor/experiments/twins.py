@@ -11,19 +11,28 @@ if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
 
 
-def find_twin(examination: Examination) -> nn.Module | None:
-    """Return the averaged copy that was given as ``ema``, or None."""
+def find_twin(examination: Examination) -> nn.Module | dict[str, Tensor] | None:
+    """Return the averaged copy that was given as ``ema``: a module, or tensors by name; None if there is none."""
     twin = examination.parts.get("ema")
-    return twin if isinstance(twin, nn.Module) else getattr(twin, "module", None) if twin is not None else None
+    if twin is None or isinstance(twin, nn.Module):
+        return twin
+    candidates = [twin, *vars(twin).values()] if hasattr(twin, "__dict__") else [twin]
+    for candidate in candidates:
+        if isinstance(candidate, nn.Module):
+            return candidate
+        if isinstance(candidate, dict) and candidate and all(isinstance(value, Tensor) for value in candidate.values()):
+            return candidate
+    return None
 
 
-def compare_twin(examination: Examination, twin: nn.Module) -> dict[str, Any]:
+def compare_twin(examination: Examination, twin: nn.Module | dict[str, Tensor]) -> dict[str, Any]:
     """Return how the copy stands to the model, after some steps: see the keys."""
     model = examination.parts.model
     assert model is not None
     is_averaged_model = isinstance(twin, torch.optim.swa_utils.AveragedModel)
-    inner = twin.module if is_averaged_model else twin
-    ours, theirs = model.state_dict(keep_vars=True), inner.state_dict(keep_vars=True)
+    inner = twin.module if isinstance(twin, torch.optim.swa_utils.AveragedModel) else twin
+    ours = model.state_dict(keep_vars=True)
+    theirs = inner if isinstance(inner, dict) else inner.state_dict(keep_vars=True)
     shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
     parameters = {name for name, _ in model.named_parameters()}
     before = _contents_before(examination, theirs)
@@ -49,8 +58,17 @@ def compare_twin(examination: Examination, twin: nn.Module) -> dict[str, Any]:
             if n not in parameters and ours[n].is_floating_point() and n in model_moved and n not in moved
         ],
         "parameters_moved": [n for n in moved if n in parameters],
+        "rounded_away": [
+            n for n in shared
+            if n in parameters and n in model_moved and n not in moved and theirs[n]._version > _version(examination, theirs[n])
+        ],
         "is_averaged_model": is_averaged_model,
     }  # fmt: skip
+
+
+def _version(examination: Examination, tensor: Tensor) -> int:
+    version = examination.snapshot.version_of(tensor)
+    return tensor._version if version is None else version
 
 
 def _contents_before(examination: Examination, state: dict[str, Tensor]) -> dict[str, Tensor]:

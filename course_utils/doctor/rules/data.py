@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
 from course_utils.doctor.history import drew_from_global_generator
-from course_utils.doctor.parts import tensors_of
+from course_utils.doctor.parts import batch_size, named_leaves, tensors_of
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
@@ -72,16 +72,14 @@ def single_class(examination: Examination) -> Iterator[Seen]:
     if len(labels) < 3 or len(labels) < 0.8 * len(batches.sizes):
         return
     pure = [int(batch[0]) for batch in labels if bool((batch == batch[0]).all())]
-    spread = examination.data.spread_labels
-    classes = len({*torch.cat(labels).tolist(), *spread})
+    classes = len({*torch.cat(labels).tolist(), *examination.data.spread_labels})
     if classes < 2 or classes > 0.5 * sum(map(len, labels)) or len(pure) < 0.75 * len(labels):
         return
     switches = sum(a != b for a, b in zip(pure, pure[1:], strict=False))
-    seen = len(set(pure))
-    if switches < max(seen, 1) + 1 and len(pure) > seen:
+    if switches <= len(set(pure)) and len(pure) > len(set(pure)):
         yield Seen(
-            f"{len(pure)} of {len(labels)} consecutive batches hold one class each, and the classes come one after the other: "
-            "the network forgets each class while it sees the next.",
+            f"{len(pure)} of {len(labels)} consecutive batches hold one class each, and the classes come one after the "
+            "other: the network forgets each class while it sees the next.",
             {"batches": len(labels), "with_one_class": len(pure), "classes": classes},
         )
 
@@ -111,13 +109,13 @@ def reading_edits(examination: Examination) -> Iterator[Seen]:
     fix="x = x + noise  # instead of x += noise",
 )  # fmt: skip
 def batch_edited(examination: Examination) -> Iterator[Seen]:
-    steps, loader = examination.steps, examination.parts.loader
-    if not steps.edited or not isinstance(loader, (list, tuple)):
+    steps = examination.steps
+    if not steps.edited or not steps.is_stored or steps not in examination.runs:
         return
     names = sorted(set(steps.edited))
     yield Seen(
-        f"A step changes {', '.join(names)} in place, and the loader hands out its stored tensors: the data drift from epoch "
-        "to epoch.",
+        f"A step changes {', '.join(names)} in place, and the loader hands out its stored tensors: the data drift from "
+        "epoch to epoch.",
         {"changed": names},
     )
 
@@ -314,17 +312,40 @@ def last_batch_of_one(examination: Examination) -> Iterator[Seen]:
 
 
 def _yields_one(examination: Examination) -> bool:
-    """Tell whether the loader yields a batch of one beside larger ones, seen or by arithmetic."""
-    batches, loader = examination.batches, examination.parts.loader
-    if 1 in batches.sizes and max(batches.sizes) > 1:
+    """Tell whether a loader yields a batch of one beside larger ones, seen or by arithmetic."""
+    sizes = examination.batches.sizes
+    if 1 in sizes and max(sizes) > 1:
         return True
-    if isinstance(loader, DataLoader) and loader.batch_size and loader.batch_size > 1 and not loader.drop_last:
-        if not isinstance(loader.dataset, IterableDataset):
-            try:
-                return len(loader.sampler) % loader.batch_size == 1
-            except TypeError:
-                return False
-    return False
+    return any(_ends_with_one(loader) for loader in (examination.parts.loader, examination.parts.get("val_loader")))
+
+
+def _ends_with_one(loader: object) -> bool:
+    if isinstance(loader, list) and len(loader) > 1:
+        return batch_size(loader[-1]) == 1 and batch_size(loader[0]) != 1
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.drop_last:
+        return False
+    try:
+        return (loader.batch_size or 0) > 1 and len(loader.sampler) % loader.batch_size == 1
+    except TypeError:
+        return False
+
+
+@rule(
+    "data.input-requires-grad", NOTE, "02_autograd",
+    title="The inputs require gradients.",
+    looks="the tensors of the first batch.",
+    quiet="attacks and penalties set it on copies, in the step.",
+    fix="x = x.detach()  # in the data set",
+)  # fmt: skip
+def input_requires_grad(examination: Examination) -> Iterator[Seen]:
+    loader = examination.parts.loader
+    first = loader[0] if isinstance(loader, (list, tuple)) and loader else None
+    names = [name for name, leaf in named_leaves(first) if leaf.requires_grad] if first is not None else []
+    if names:
+        yield Seen(
+            f"{', '.join(names)} requires gradients: each step computes and keeps gradients for the data.",
+            {"leaves": names},
+        )
 
 
 @rule(

@@ -58,12 +58,12 @@ def differs(examination: Examination) -> Iterator[Seen]:
     if facts is None or not facts.differences or facts.in_training and not facts.from_example:
         return
     worst = facts.differences[0]
+    error = f"by {worst.error:.3g}" if worst.error != float("inf") else f"in {worst.text}"
     yield Seen(
-        f"Exported and original model differ by {worst.error:.3g} for a {worst.what} (shape {worst.shape}): the trace holds a constant or "
-        "a branch that was right for its example only." if "axis" in worst.what or "batch" in worst.what else
-        f"Exported and original model differ by {worst.error:.3g}.",
+        f"Exported and original model differ {error} for inputs of shape {worst.shape} ({worst.what}): the export holds a "
+        "constant or a branch that was right for its example only.",
         {"difference": worst.error, "input": worst.what, "inputs_that_differ": len(facts.differences)},
-    )  # fmt: skip
+    )
 
 
 @rule(

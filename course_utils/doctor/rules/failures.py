@@ -92,3 +92,34 @@ def too_slow(examination: Examination) -> Iterator[Seen]:
         yield Seen(
             f"No step ended within {0.6 * limit:.0f} s, so only what needs no step was looked at.", {"limit_s": limit}
         )
+
+
+_TOLD = {
+    "not a leaf": (
+        "The gradient of a tensor that is no leaf was read: it is None.",
+        "tensor.retain_grad()  # before backward()",
+    ),
+    "torch.cuda.amp": (
+        "torch.cuda.amp is deprecated, and on a machine without CUDA it silently does nothing.",
+        'torch.autocast("cuda"), torch.amp.GradScaler("cuda")',
+    ),
+    "requires_grad=True to a scalar": (
+        "A tensor with a graph was turned into a Python number: what is computed from it has no gradient.",
+        "loss.item()  # for printing; stay with tensors for what is differentiated",
+    ),
+}  # fmt: skip
+
+
+@rule(
+    "failure.warning", NOTE, "02_autograd",
+    title="PyTorch warned about something that has an explanation.",
+    looks="the warnings that PyTorch gives while your code runs.",
+    quiet="warnings that the doctor has nothing to add to.",
+    fix="see the message",
+)  # fmt: skip
+def told(examination: Examination) -> Iterator[Seen]:
+    texts = [text for run in examination.runs for _, text in run.warnings]
+    for part, (message, fix) in _TOLD.items():
+        count = sum(part in text for text in texts)
+        if count:
+            yield Seen(message, {"warnings": count}, fix=fix)

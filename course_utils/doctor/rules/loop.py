@@ -419,6 +419,29 @@ def _known(value: float) -> float:
 
 
 @rule(
+    "amp.loss-not-scaled", ERROR, "06_memory",
+    title="The scaler updates with gradients of a loss that was not scaled.",
+    looks="``scaler.step`` whose gradients come from a backward pass of an unscaled loss, while the scale is above 1.",
+    quiet="a disabled scaler, or a scale of 1.",
+    fix="scaler.scale(loss).backward()",
+)  # fmt: skip
+def loss_not_scaled(examination: Examination) -> Iterator[Seen]:
+    for trace in examination.traces:
+        factors = [event.facts["factor"] for event in trace.of_kind("scaler-step") if event.facts["is_enabled"]]
+        wrong = [
+            update for update in trace.updates
+            if update.via_scaler and update.sources and not any(trace.backwards[n].scaled for n in update.sources if n >= 0)
+        ]  # fmt: skip
+        if wrong and factors and max(factors) > 1 and len(wrong) >= len(trace.updates) / 2:
+            yield Seen(
+                f"{len(wrong)} updates went through the scaler, but their loss was not scaled: the gradients are divided by "
+                f"{max(factors):g} for nothing.",
+                {"updates": len(wrong), "scale": max(factors)},
+            )
+            return
+
+
+@rule(
     "amp.no-scaler-update", WARNING, "06_memory",
     title="The scaler is never updated.",
     looks="several ``scaler.step`` without any ``scaler.update``.",

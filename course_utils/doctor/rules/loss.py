@@ -367,3 +367,42 @@ def _tail(values: Tensor) -> Tensor:
     single = tail.sum(1) < 2
     tail[single] = False
     return tail
+
+
+@rule(
+    "loss.labels-unreachable", WARNING, "05_training",
+    title="The output can't reach the labels.",
+    looks="the last function before an element-wise loss (sigmoid, tanh, softmax, ReLU), its range, and the labels.",
+    quiet="labels within the range, or a few just outside of it.",
+    fix="remove the last activation, or scale the labels into its range",
+)  # fmt: skip
+def labels_unreachable(examination: Examination) -> Iterator[Seen]:
+    ranges = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, float("inf"))}
+    for call in _calls(examination, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
+        low, high = next(
+            (r for name, r in ranges.items() if call.made_by.startswith(name)), (-float("inf"), float("inf"))
+        )
+        if call.requires_grad and call.label_outside(low, high) > 0.2:
+            yield Seen(
+                f"{call.name} compares outputs of {call.made_by.removesuffix('Backward0').lower()}, which lie in {low:g} to {high:g}, "
+                f"with labels from {call.label_least:.3g} to {call.label_most:.3g}.",
+                {"share_out_of_reach": call.label_outside(low, high), "where": call.where},
+            )
+            return
+
+
+@rule(
+    "loss.relu-before-loss", WARNING, "05_training",
+    title="Logits pass through a ReLU before the loss.",
+    looks="the function that made the values which reach cross_entropy or binary_cross_entropy_with_logits.",
+    quiet="a ReLU anywhere but last.",
+    fix="remove the last ReLU: logits may be negative",
+)  # fmt: skip
+def relu_before(examination: Examination) -> Iterator[Seen]:
+    for call in _calls(examination, "cross_entropy", "binary_cross_entropy_with_logits"):
+        if call.made_by.startswith("Relu"):
+            yield Seen(
+                f"{call.name} gets the output of a ReLU: no logit can be negative, and where all are 0 nothing is learned.",
+                {"least": call.least, "where": call.where},
+            )
+            return

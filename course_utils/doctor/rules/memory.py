@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from course_utils.doctor.findings import ERROR, WARNING, Seen, rule
+from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
@@ -59,3 +59,21 @@ def best_is_live(examination: Examination) -> Iterator[Seen]:
             "it always equals the last state.",
             {"tensors": tensors, "updates_since": later},
         )
+
+
+@rule(
+    "memory.slice-pins-storage", NOTE, "01_tensors",
+    title="Kept slices keep whole tensors alive.",
+    looks="tensors in your lists that lie on a storage more than eight times as large, more of them after every update.",
+    quiet="copies, and tensors that fill their storage.",
+    fix="kept.append(x[0].clone())",
+)  # fmt: skip
+def slice_pins(examination: Examination) -> Iterator[Seen]:
+    for run in examination.runs:
+        for sizes in run.pins.values():
+            if len(sizes) >= 4 and all(b > a for a, b in zip(sizes, sizes[1:], strict=False)):
+                yield Seen(
+                    f"A list of yours holds {sizes[-1]} small views of large tensors, which they keep in memory.",
+                    {"views_after_updates": sizes[:8]},
+                )
+                return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -136,34 +137,49 @@ def tying_lost(examination: Examination) -> Iterator[Seen]:
     model = examination.model
     if model is None:
         return
-    embeddings = [(n, m.weight) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]
-    others = [
-        (n, m.weight)
-        for n, m in model.named_modules()
-        if isinstance(m, (nn.Linear, nn.LSTM, nn.GRU)) and hasattr(m, "weight")
-    ]
-    for name, weight in embeddings:
-        for other, second in others:
-            if (
-                weight is second
-                or weight.shape != second.shape
-                or weight.numel() < 4
-                or weight.is_meta
-                or second.is_meta
-            ):
-                continue
-            if weight.data_ptr() == second.data_ptr():
-                yield Seen(
-                    f"{name}.weight and {other}.weight share memory but are two parameters: the optimizer updates it twice, and the "
-                    "tie ends when the model is moved.",
-                    {"elements": weight.numel()}, severity=WARNING,
-                )  # fmt: skip
-            elif torch.equal(weight, second) and float(weight.detach().float().std()) > 0:
-                yield Seen(
-                    f"{name}.weight and {other}.weight are equal in all {weight.numel()} elements but two tensors: they were tied "
-                    "once, and drift apart with the first update.",
-                    {"elements": weight.numel(), "equal": weight.numel()},
-                )
+    by_address: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta and parameter.numel() > 1:
+            by_address.setdefault(parameter.data_ptr(), []).append(name)
+    for names in by_address.values():
+        if len(names) > 1:
+            yield Seen(
+                f"{_some(names)} share memory but are {len(names)} parameters: the optimizer updates it {len(names)} times, "
+                "and the tie ends when the model is moved.",
+                {"parameters": len(names)},
+                severity=WARNING,
+                fix="model.out.weight = model.emb.weight  # one Parameter under two names",
+            )
+    kinds = (nn.Embedding, nn.Linear)
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds) and not m.weight.is_meta]
+    for (name, first), (other, second) in combinations(layers[:200], 2):
+        equal = _equal_once_tied(first, second)
+        if equal:
+            yield Seen(
+                f"{name}.weight and {other}.weight {equal} in all {first.weight.numel()} elements, but are two tensors: they "
+                "were tied once, and drift apart with the first update.",
+                {"elements": first.weight.numel(), "equal": first.weight.numel()},
+            )
+
+
+def _equal_once_tied(first: nn.Module, second: nn.Module) -> str:
+    """Say how two weights are equal that only a lost tie explains; empty if they are not."""
+    a, b = first.weight.detach(), second.weight.detach()  # type: ignore[operator]
+    if (
+        a.data_ptr() == b.data_ptr()
+        or a.numel() < 4
+        or a.numel() != b.numel()
+        or a.dtype != b.dtype
+        or a.device != b.device
+    ):
+        return ""
+    if float(a.float().std()) == 0:
+        return ""
+    if type(first) is not type(second) and a.shape == b.shape and torch.equal(a, b):
+        return "are equal"
+    if a.shape != b.shape and a.shape == b.T.shape and torch.equal(a, b.T):
+        return "are each other's transpose"
+    return ""
 
 
 @rule(
@@ -486,6 +502,12 @@ def average_is_wrong(examination: Examination) -> Iterator[Seen]:
             {"shared_tensors": len(ema["aliased"])}, fix="ema = copy.deepcopy(model)",
         )  # fmt: skip
         return
+    if ema["rounded_away"] and not ema["parameters_moved"]:
+        yield Seen(
+            f"The copy is written to but does not move ({_some(ema['rounded_away'])}): its precision is too low for steps that "
+            "small.",
+            {"tensors": len(ema["rounded_away"])}, severity=WARNING, fix="keep the copy in float32",
+        )  # fmt: skip
     if ema["with_graph"]:
         yield Seen(
             f"{_some(ema['with_graph'])} of the copy carry a graph: it grows with every step.",
@@ -523,3 +545,66 @@ def forward_directly(examination: Examination) -> Iterator[Seen]:
             "The model has hooks, but its forward() is called directly: they never run.",
             {"hooks": len(model._forward_hooks)},
         )
+
+
+@rule(
+    "model.symmetric-units", ERROR, "03_modules",
+    title="All units of a layer are the same, and stay the same.",
+    looks="weights whose rows are equal before and after updates that moved them.",
+    quiet="layers that start at zero and whose rows come apart with the first update (heads, gates, adapters).",
+    fix="nn.init.kaiming_uniform_(layer.weight)  # not zeros or a constant",
+)  # fmt: skip
+def symmetric_units(examination: Examination) -> Iterator[Seen]:
+    run = examination.run_facts
+    if run is None or not run.symmetric or len(run.trace.updates) < 2:
+        return
+    yield Seen(
+        f"All rows of {_some(run.symmetric)} are equal before and after {len(run.trace.updates)} updates: the layer has one "
+        "unit, many times.",
+        {"weights": len(run.symmetric), "updates": len(run.trace.updates)},
+    )
+
+
+@rule(
+    "model.uninitialized", ERROR, "01_tensors",
+    title="A parameter or a result holds memory that nobody filled.",
+    looks="parameters with values that no initialization gives, and a step in which PyTorch fills new memory with NaN.",
+    quiet="buffers that are filled before they are read show no NaN.",
+    fix="torch.zeros(shape)  # torch.empty holds what was there before",
+)  # fmt: skip
+def uninitialized(examination: Examination) -> Iterator[Seen]:
+    model = examination.model
+    for name, parameter in model.named_parameters() if model is not None else ():
+        if parameter.is_meta or not parameter.numel() or not parameter.is_floating_point():
+            continue
+        size = parameter.detach().abs().float()
+        strange = (~torch.isfinite(size)) | (size > 1e18) | ((size > 0) & (size < 1e-30))
+        if bool(strange.any()):
+            yield Seen(
+                f"{name} holds values that no initialization gives, such as {float(parameter.detach()[strange][0]):.3g}.",
+                {"strange_values": int(strange.sum()), "values": parameter.numel()},
+            )
+            return
+    if examination.saved is not None and examination.saved.reads_empty:
+        yield Seen(
+            "With new memory filled with NaN the loss becomes NaN: the step reads a torch.empty that nobody filled.",
+            {"loss_is_nan": True},
+        )
+
+
+@rule(
+    "model.sees-the-future", ERROR, "05_training",
+    title="The model sees the values that it should predict.",
+    looks="labels that are the inputs moved by one place, and outputs that change when only later inputs change.",
+    quiet="models whose labels are no moved inputs (masked language models, classifiers).",
+    fix="mask = nn.Transformer.generate_square_subsequent_mask(T)  # is_causal=True",
+)  # fmt: skip
+def sees_the_future(examination: Examination) -> Iterator[Seen]:
+    forwards = examination.forwards
+    if forwards is None or forwards.future <= 1e-4 * forwards.scale:
+        return
+    yield Seen(
+        f"The labels are the inputs one place later, and the output of the first places changes by {forwards.future:.3g} when "
+        "only later inputs change: the answer is in the input.",
+        {"change": forwards.future, "largest_output": forwards.scale},
+    )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
-from course_utils.doctor.parts import clone_tree
+from course_utils.doctor.findings import ERROR, WARNING, Seen, rule
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
