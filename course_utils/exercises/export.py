@@ -206,7 +206,7 @@ EXERCISES = [
     ),
     Exercise(
         id="export.clinic-thread",
-        title="No_grad, in the wrong thread",
+        title="Gradients off, in the wrong thread",
         check=check_clinic_thread,
         kind=CLINIC,
         hints=(

@@ -22,6 +22,7 @@ THEMES = (
     "evaluation",
     "exports",
     "unusual",
+    "rare",
 )
 
 
