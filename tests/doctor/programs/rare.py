@@ -191,23 +191,6 @@ def running_total_in_a_dict():
     return setup(mlp(), batches(x, y), step=step, log=log)
 
 
-@faulty("memory.graph-kept")
-def moving_average_in_the_model():
-    x, y = regression()
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.average = mlp(), 0.0
-
-        def forward(self, x):
-            out = self.net(x)
-            self.average = 0.9 * self.average + 0.1 * out.mean()
-            return out
-
-    return setup(Net(), batches(x, y))
-
-
 @healthy
 def running_total_of_a_window():
     x, y = regression(128)
