@@ -300,6 +300,21 @@ def claims_command(names: tuple[str, ...], as_json: bool, store: bool, release: 
     raise SystemExit(1 if any(result.verdict == "error" for result in results) else 0)
 
 
+@command("doctor")
+@click.argument("target", metavar="FILE.py[:FUNCTION]")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor_command(target: str, as_json: bool) -> None:
+    """Examine the training set-up that a function of a file returns, by default make().
+
+    The exit status is 1 if there is an error or a warning; notes don't count.
+    """
+    from course_utils.tools import checkup
+
+    report = checkup.check_up(target)
+    click.echo(to_json(report.to_dict()) if as_json else str(report))
+    raise SystemExit(0 if report.is_healthy else 1)
+
+
 @command("env")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def env_command(as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """The training doctor: point it at your own training code, and it says what is wrong, with evidence and the repair.
 
 ``examine`` looks at a model, a loader, a loss, an optimizer and your own functions, and leaves everything as it
-was. ``watch`` goes along with a running loop.
+was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from course_utils.doctor.history import keep as _keep_records
 
 _HOME = {
     "examine": "course_utils.doctor.examination",
-    "watch": "course_utils.doctor.watching",
     "Report": "course_utils.doctor.report",
     "Finding": "course_utils.doctor.findings",
 }

@@ -11,6 +11,7 @@ COMMANDS: dict[str, str] = {
     "test": "Run the tests: code, notebooks, exercises.",
     "progress": "Show what you have solved, by lesson and exercise.",
     "claims": "Test what people say about PyTorch on this machine.",
+    "doctor": "Examine your own training code.",
     "env": "Report versions, device, threads and data of this machine.",
     "release": "Write the learner edition, without solutions, to hand out.",
     "grade": "Grade submitted notebooks.",
