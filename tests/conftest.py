@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -34,3 +36,16 @@ def no_learner(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     """Keep progress and notebooks of whoever runs the tests out of reach."""
     monkeypatch.setenv("COURSE_PROGRESS", "off")
     monkeypatch.setenv("COURSE_WORKSPACE", str(tmp_path_factory.getbasetemp() / "workspace"))
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_on_all_modules() -> Iterator[None]:
+    """Notice what stays behind for all modules: a later test would see it, or be warned by ``torch.compile``."""
+    yield
+    modules = sys.modules.get("torch.nn.modules.module")
+    if modules is not None:
+        left = [name for name, hooks in vars(modules).items() if name.startswith("_global_") and hooks]
+        left = [name for name in left if name != "_global_is_full_backward_hook"]
+        for name in left:
+            vars(modules)[name].clear()
+        assert not left, f"this test left hooks on all modules: {left}"

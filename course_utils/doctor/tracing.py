@@ -418,7 +418,10 @@ def _observe_modules(stack: ExitStack, recorder: Recorder) -> None:
             recorder.on_forward(module, inputs, kwargs, output)
 
     stack.callback(module_hooks.register_module_forward_pre_hook(before).remove)
-    stack.callback(module_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True).remove)
+    handle = module_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True)
+    stack.callback(handle.remove)
+    # `remove` forgets this one (torch 2.14), and then `torch.compile` believes that there are hooks on all modules.
+    stack.callback(getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop, handle.id, None)
 
     def noting_births(original: Any) -> Any:
         @functools.wraps(original)
