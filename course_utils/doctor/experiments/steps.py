@@ -139,6 +139,6 @@ def _edited(before: Any, after: Any) -> list[str]:
 
 def _float(value: Any) -> float:
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)  # or PyTorch would warn, about us
     except (TypeError, ValueError, RuntimeError):
         return float("nan")
