@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from course_utils.doctor.experiments.run import Run, differs, observing
 from course_utils.doctor.parts import clone_tree, named_leaves, tensors_of
 from course_utils.doctor.running import Outcome, attempt
