@@ -101,7 +101,8 @@ def _matmul(match: re.Match[str], failure: Failure, examination: Examination) ->
         name, layer, shape, _ = found
         return Explanation(
             "shape-mismatch",
-            f"Layer {name!r} takes {layer.in_features} features on the last axis and gets shape {shape}, with {shape[-1] if shape else 0}.",
+            f"Layer {name!r} takes {layer.in_features} features on the last axis and gets shape {shape}, with "
+            f"{shape[-1] if shape else 0}.",
             f"nn.Linear({shape[-1] if shape else '…'}, {layer.out_features})  # or x.flatten(1) before it",
             {"layer": name, "in_features": layer.in_features, "input_shape": list(shape)},
             "01_tensors",
@@ -119,7 +120,8 @@ def _channels(match: re.Match[str], failure: Failure, examination: Examination) 
     shape = list(found[2]) if found is not None else []
     return Explanation(
         "shape-mismatch", f"Layer {name!r} expects another number of channels on axis 1 than shape {tuple(shape)} has. "
-        f"{failure.text.splitlines()[0]}", "x.permute(0, 3, 1, 2)  # (N, H, W, C) -> (N, C, H, W); or x.unsqueeze(1) for one channel",
+        f"{failure.text.splitlines()[0]}", "x.permute(0, 3, 1, 2)  # (N, H, W, C) -> (N, C, H, W); or x.unsqueeze(1) "
+        "for one channel",
         {"layer": name, "input_shape": shape}, "01_tensors",
     )  # fmt: skip
 
@@ -133,8 +135,8 @@ def _dtype(match: re.Match[str], failure: Failure, examination: Examination) -> 
     wrong = [f"{name} is {dtype}" for name, dtype in leaves.items() if dtype not in parameters]
     return Explanation(
         "dtype-mismatch",
-        f"Two dtypes meet{layer}: {', '.join(wrong) or 'the input has one'}, the parameters are {', '.join(parameters)}. NumPy's numbers are "
-        "float64 unless told otherwise.",
+        f"Two dtypes meet{layer}: {', '.join(wrong) or 'the input has one'}, the parameters are "
+        f"{', '.join(parameters)}. NumPy's numbers are float64 unless told otherwise.",
         "x = x.float()  # in the data set; torch.from_numpy keeps float64",
         {"parameters": parameters, **leaves}, "01_tensors",
     )  # fmt: skip
@@ -157,8 +159,10 @@ def _device(match: re.Match[str], failure: Failure, examination: Examination) ->
 
 def _second(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
-        "second-backward", f"backward() went through a graph that an earlier backward() had freed, in step {_failed_at(examination)}.",
-        "state = state.detach()  # between batches; or one backward() for the sum of the losses", {"step": _failed_at(examination)},
+        "second-backward", f"backward() went through a graph that an earlier backward() had freed, in step "
+        f"{_failed_at(examination)}.",
+        "state = state.detach()  # between batches; or one backward() for the sum of the "
+        "losses", {"step": _failed_at(examination)},
         "02_autograd",
     )  # fmt: skip
 
@@ -166,7 +170,8 @@ def _second(match: re.Match[str], failure: Failure, examination: Examination) ->
 def _inplace(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
         "inplace-modified", "A tensor that the backward pass needs was changed in place after the forward pass. "
-        + (failure.text.split(". Hint")[0].splitlines()[0]), "x = x + 1  # instead of x += 1; nn.ReLU() without inplace=True",
+        + (failure.text.split(". Hint")[0].splitlines()[0]), "x = x + 1  # instead of x += 1; nn.ReLU() without "
+        "inplace=True",
         {}, "02_autograd",
     )  # fmt: skip
 
@@ -200,7 +205,8 @@ def _label_range(match: re.Match[str], failure: Failure, examination: Examinatio
     )
     return Explanation(
         "label-out-of-range",
-        f"{failure.text.splitlines()[0]}: the label is no class of the output. Labels go from {evidence.get('least')} to {evidence.get('most')}.",
+        f"{failure.text.splitlines()[0]}: the label is no class of the output. Labels go from {evidence.get('least')} "
+        f"to {evidence.get('most')}.",
         "y - 1  # classes are 0 to C-1; or a last layer with one more output", evidence, "05_training",
     )  # fmt: skip
 
@@ -214,8 +220,10 @@ def _index(match: re.Match[str], failure: Failure, examination: Examination) -> 
         )
         most = int(ids.max()) if ids is not None and ids.numel() else -1
         return Explanation(
-            "index-out-of-range", f"Embedding {name!r} has rows 0 to {layer.num_embeddings - 1} and is asked for row {most}.",
-            f"nn.Embedding({most + 1}, {layer.embedding_dim})", {"rows": layer.num_embeddings, "largest_index": most}, "03_modules",
+            "index-out-of-range", f"Embedding {name!r} has rows 0 to {layer.num_embeddings - 1} and is asked for row "
+            f"{most}.",
+            f"nn.Embedding({most + 1}, "
+            f"{layer.embedding_dim})", {"rows": layer.num_embeddings, "largest_index": most}, "03_modules",
         )  # fmt: skip
     return Explanation(
         "index-out-of-range",
@@ -236,7 +244,8 @@ def _batchnorm(match: re.Match[str], failure: Failure, examination: Examination)
 def _target_size(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
         "label-shape", f"Prediction and label have shapes that do not fit: {failure.text.splitlines()[0]}",
-        "print(output.shape, y.shape)  # classes go on axis 1: (N, C, T) with labels (N, T)", {"message": failure.text.splitlines()[0]},
+        "print(output.shape, y.shape)  # classes go on axis 1: (N, C, T) with labels "
+        "(N, T)", {"message": failure.text.splitlines()[0]},
         "05_training",
     )  # fmt: skip
 
@@ -257,7 +266,8 @@ def _collate(match: re.Match[str], failure: Failure, examination: Examination) -
 
 def _collate_type(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
-        "not-collatable", f"The data set returns something that can't be put into a batch: {failure.text.splitlines()[0]}",
+        "not-collatable", f"The data set returns something that can't be put into a batch: "
+        f"{failure.text.splitlines()[0]}",
         "v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])  # images to tensors", {}, "04_data",
     )  # fmt: skip
 
@@ -276,10 +286,13 @@ def _memory(match: re.Match[str], failure: Failure, examination: Examination) ->
 
     return Explanation(
         "out-of-memory",
-        f"The device has no memory left. Parameters take {human_bytes(parameters)}, their gradients as much again, the optimizer's state "
-        f"{human_bytes(state)} so far, a batch {human_bytes(batch)}; the rest are activations, which grow with the batch.",
-        "a smaller batch with accumulation, torch.utils.checkpoint, or autocast; course_utils.ledger shows who owns what",
-        {"parameter_bytes": parameters, "gradient_bytes": parameters, "optimizer_state_bytes": state, "batch_bytes": batch}, "06_memory",
+        f"The device has no memory left. Parameters take {human_bytes(parameters)}, their gradients as much again, "
+        f"the optimizer's state {human_bytes(state)} so far, a batch {human_bytes(batch)}; the rest are activations, "
+        "which grow with the batch.",
+        "a smaller batch with accumulation, torch.utils.checkpoint, or autocast; course_utils.ledger shows who owns "
+        "what",
+        {"parameter_bytes": parameters, "gradient_bytes": parameters, "optimizer_state_bytes": state,
+         "batch_bytes": batch}, "06_memory",
     )  # fmt: skip
 
 
@@ -287,7 +300,8 @@ def _key(match: re.Match[str], failure: Failure, examination: Examination) -> Ex
     kept = examination.batches.kept
     keys = sorted(map(str, kept[0])) if kept and isinstance(kept[0], dict) else []
     return Explanation(
-        "missing-key", f"KeyError {failure.text} at `{failure.line}`." + (f" The batch has {', '.join(keys)}." if keys else ""),
+        "missing-key", f"KeyError {failure.text} at `{failure.line}`." + (f" The batch has "
+        f"{', '.join(keys)}." if keys else ""),
         "use a key that is there", {"key": failure.text, "batch_keys": keys}, "04_data",
     )  # fmt: skip
 
@@ -295,13 +309,15 @@ def _key(match: re.Match[str], failure: Failure, examination: Examination) -> Ex
 def _state_dict(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
         "state-dict-mismatch", "Checkpoint and model do not fit: " + " ".join(failure.text.split())[:300],
-        "build the model as it was saved, or strip the prefix of the names; a new head is left out before loading", {}, "05_training",
+        "build the model as it was saved, or strip the prefix of the names; a new head is left out before "
+        "loading", {}, "05_training",
     )  # fmt: skip
 
 
 def _unpickle(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
-        "checkpoint-holds-objects", "The checkpoint holds pickled Python objects, and torch.load takes only tensors and plain values.",
+        "checkpoint-holds-objects", "The checkpoint holds pickled Python objects, and torch.load takes only tensors "
+        "and plain values.",
         "torch.save(model.state_dict(), path)  # not the model itself", {}, "05_training",
     )  # fmt: skip
 
@@ -315,7 +331,8 @@ def _cuda(match: re.Match[str], failure: Failure, examination: Examination) -> E
 
 def _sizes(match: re.Match[str], failure: Failure, examination: Examination) -> Explanation:
     return Explanation(
-        "shape-mismatch", f"Two shapes do not fit at `{failure.line}`: {failure.text.splitlines()[0]}", "print the two shapes before this line",
+        "shape-mismatch", f"Two shapes do not fit at `{failure.line}`: "
+        f"{failure.text.splitlines()[0]}", "print the two shapes before this line",
         {"where": failure.where}, "01_tensors",
     )  # fmt: skip
 
@@ -356,7 +373,8 @@ _TABLE: list[tuple[str, _Explainer]] = [
     (r"out of memory", _memory),
     (r"required positional argument: 'metrics'", _plateau),
     (r"only change requires_grad flags of leaf", _flags),
-    (r"not supported between instances of '\w+' and 'str'|unsupported operand type\(s\) for \S+ 'float' and 'str'", _config),
+    (r"not supported between instances of '\w+' and 'str'|unsupported operand type\(s\) for \S+ 'float' and "
+    r"'str'", _config),
     (r"same device|different device|Expected all tensors|on device|is on cpu", _device),
     (r"no NVIDIA driver|not compiled with CUDA|No CUDA GPUs", _cuda),
     (r"through the graph a second time", _second),
@@ -366,7 +384,8 @@ _TABLE: list[tuple[str, _Explainer]] = [
     (r"expected target dtype|expected scalar type Long|not implemented for '(?:Float|Double|Int)'", _labels),
     (r"Target -?\d+ is out of bounds", _label_range),
     (r"index out of range|out of bounds", _index),
-    (r"same dtype|expected scalar type|should be the same|Found dtype|expected m1 and m2|got Double|got Long|got Float", _dtype),
+    (r"same dtype|expected scalar type|should be the same|Found dtype|expected m1 and m2|got Double|got Long|got "
+    r"Float", _dtype),
     (r"mat1 and mat2 shapes cannot be multiplied \([^)]*\)|size mismatch, got|inner dimension", _matmul),
     (r"Given groups=|expected input\S* to have \d+ channels", _channels),
     (r"view size is not compatible", _view),
@@ -375,7 +394,8 @@ _TABLE: list[tuple[str, _Explainer]] = [
     (r"Error\(s\) in loading state_dict", _state_dict),
     (r"Weights only load failed", _unpickle),
     (r"Tried to step \d+ times", _onecycle),
-    (r"Expected target size|Using a target size|batch_size \(\d+\) to match target|Target size|must match the size of tensor|0D or 1D target", _target_size),
+    (r"Expected target size|Using a target size|batch_size \(\d+\) to match target|Target size|must match the size of "
+    r"tensor|0D or 1D target", _target_size),
     (r"The size of tensor a|shape '\[[^\]]*\]' is invalid|must match|expand|Sizes of tensors", _sizes),
     (r"^'[^']*'$|^\d+$", _key),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ are held weakly and die with their objects.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -65,10 +66,8 @@ def _recording_loads(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, state_dict, *args, **kwargs)
         strict = args[0] if args else kwargs.get("strict", True)
-        try:
+        with contextlib.suppress(Exception):  # a record must never be the reason why loading fails
             _LOADINGS[self] = Loading(tuple(state_dict), tuple(self.state_dict()), bool(strict))
-        except Exception:  # a record must never be the reason why loading fails
-            pass
         return result
 
     load_state_dict.__doctor__ = True

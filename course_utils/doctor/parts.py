@@ -152,9 +152,8 @@ class Parts:
             isinstance(inputs, Mapping)
             and inputs
             and set(inputs) <= names | ({*inputs} if _takes_any(parameters) else set())
-        ):
-            if not (len(required) == 1 and required[0].name not in inputs):
-                return self.model(**inputs)
+        ) and not (len(required) == 1 and required[0].name not in inputs):
+            return self.model(**inputs)
         return self.model(inputs)
 
     def loss_of(self, output: Any, labels: Any, batch: Any) -> Any:
@@ -251,9 +250,12 @@ class LimitedLoader:
 
 def length_of(loader: Any) -> int | None:
     """Return how many batches a loader has, or None if it does not say."""
-    if isinstance(loader, DataLoader) and isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        if not hasattr(loader.dataset, "__len__"):
-            return None
+    if (
+        isinstance(loader, DataLoader)
+        and isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        and not hasattr(loader.dataset, "__len__")
+    ):
+        return None
     try:
         return len(loader)
     except (TypeError, NotImplementedError, AttributeError):

@@ -64,20 +64,20 @@ def _per_batch(scheduler: Any, per_epoch: int) -> Iterator[Pace]:
         low = min(range(len(rates)), key=rates.__getitem__)
         if max(rates[low:]) > 2 * rates[low] + 1e-12 and low < per_epoch - 1:
             yield Pace(
-                f"{name}(T_max={horizon}) is stepped once per batch, {per_epoch} times in an epoch: the learning rate falls and "
-                "climbs again within one epoch.",
+                f"{name}(T_max={horizon}) is stepped once per batch, {per_epoch} times in an epoch: the learning rate "
+                "falls and climbs again within one epoch.",
                 {"T_max": horizon, "steps_per_epoch": per_epoch, "lowest": rates[low], "later": max(rates[low:])},
                 "T_max = epochs * len(loader)  # or step once per epoch",
             )
         return
     if horizon is not None and horizon >= per_epoch:
         return
-    if name in RESTARTING or last <= 0 < first and horizon is not None:
+    if name in RESTARTING or (last <= 0 < first and horizon is not None):
         return
     if first > 0 and last < first / COLLAPSE:
         yield Pace(
-            f"{name} is stepped once per batch: in the first epoch of {per_epoch} batches the learning rate falls from "
-            f"{first:.3g} to {last:.3g}.",
+            f"{name} is stepped once per batch: in the first epoch of {per_epoch} batches the learning rate falls "
+            f"from {first:.3g} to {last:.3g}.",
             {"steps_per_epoch": per_epoch, "first_learning_rate": first, "learning_rate_after_one_epoch": last},
         )
 
@@ -101,8 +101,8 @@ def _per_epoch(
         and horizon <= 2 * per_epoch * trace.epochs
     ):
         yield Pace(
-            f"{name} is {horizon} steps long, that is {horizon // per_epoch} epochs of {per_epoch} batches, but it steps once per "
-            "epoch: only its beginning is ever used.",
+            f"{name} is {horizon} steps long, that is {horizon // per_epoch} epochs of {per_epoch} batches, but it "
+            "steps once per epoch: only its beginning is ever used.",
             {"length": horizon, "steps_per_epoch": per_epoch, "calls": calls},
             "scheduler.step()  # after every optimizer.step()",
         )

@@ -215,9 +215,9 @@ class Snapshot:
         if isinstance(array, np.memmap) or array.dtype == object or not array.flags.writeable:
             return
         key = ("numpy", array.__array_interface__["data"][0])
-        if array.nbytes and ("cpu", key[1]) not in self._memories and key not in self._memories:
-            if self._may_keep(array.nbytes):
-                self._memories[key] = _Memory(array, array.copy(), array.nbytes)
+        is_known = key in self._memories or ("cpu", key[1]) in self._memories
+        if array.nbytes and not is_known and self._may_keep(array.nbytes):
+            self._memories[key] = _Memory(array, array.copy(), array.nbytes)
 
     def _may_keep(self, size_bytes: int) -> bool:
         if self._bytes + size_bytes > MAX_BYTES:

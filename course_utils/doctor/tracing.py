@@ -306,7 +306,7 @@ class Recorder:
             if before is not None and key not in replaced:
                 ratios.append(_ratio(_sample(parameter.grad), before))
         update.sources = tuple(sorted(sources))
-        update.stale = tuple(number for number in update.sources if number in used or number < 0 and used)
+        update.stale = tuple(number for number in update.sources if number in used or (number < 0 and used))
         update.grads_scaled = (
             not update.via_scaler
             and id(optimizer) not in self.unscaled
@@ -501,7 +501,8 @@ def _observe_schedules(stack: ExitStack, recorder: Recorder) -> None:
             metric = args[0] if args else kwargs.get("metrics", kwargs.get("epoch"))
             recorder.event(
                 "schedule", scheduler=id(self), kind_name=type(self).__name__, optimizer=id(optimizer),
-                lr=[float(lr) for lr in before], metric=_number(metric), where=reader_line(), batch=recorder.current_batch,
+                lr=[float(lr) for lr in before], metric=_number(metric), where=reader_line(),
+                batch=recorder.current_batch,
             )  # fmt: skip
             return original(self, *args, **kwargs)
 
@@ -774,7 +775,7 @@ def _ratio(now: Tensor, before: Tensor) -> float:
 
 def _number(value: Any) -> float | None:
     try:
-        return None if value is None else float(value)
+        return None if value is None else float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
         return None
 

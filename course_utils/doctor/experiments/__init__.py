@@ -25,7 +25,7 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 
 __all__ = [
-    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Root", "Run", "SavedFacts", "Steps",
-    "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward",
-    "probe_saved", "run_evaluation", "run_steps", "run_training",
+    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Root", "Run",
+    "SavedFacts", "Steps", "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data",
+    "probe_export", "probe_forward", "probe_saved", "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

@@ -234,9 +234,9 @@ def _spread(examination: Examination, dataset: Any, facts: DataFacts) -> None:
     size = _size(dataset)
     for index in dict.fromkeys(int(i * (size - 1) / (SPREAD - 1)) for i in range(SPREAD)):
         label = examination.parts.split(dataset[index])[1]
-        if isinstance(label, Tensor) and label.numel() == 1 and not label.is_floating_point():
-            facts.spread_labels.append(int(label))
-        elif isinstance(label, (int, np.integer)) and not isinstance(label, bool):
+        if (isinstance(label, Tensor) and label.numel() == 1 and not label.is_floating_point()) or (
+            isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+        ):
             facts.spread_labels.append(int(label))
         else:
             return
@@ -254,7 +254,7 @@ def _overlap(examination: Examination, facts: DataFacts) -> None:
             facts.train_size, facts.val_size = len(set(ours[1])), len(set(theirs[1]))
             facts.shared, facts.shared_by = len(set(ours[1]) & set(theirs[1])), "index"
             return
-    if val_loader is None and val is None or parts.loader is val_loader:
+    if (val_loader is None and val is None) or parts.loader is val_loader:
         return
     ours = _contents(parts, parts.loader)
     theirs = _contents(parts, val_loader if val_loader is not None else DataLoader(val, 16))

@@ -73,6 +73,7 @@ def run_evaluation(examination: Examination) -> Evaluation | None:
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     weights = [p.detach().clone() for p in model.parameters()]
     kept: dict[tuple[int, str], Kept] = {}
+    active: dict[str, None] = {}
 
     def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module is model:
@@ -81,8 +82,7 @@ def run_evaluation(examination: Examination) -> Evaluation | None:
             if facts.forwards <= 8:
                 look_at_variables(kept)
         elif id(module) in names and module.training and model.training and _acts(module):
-            if names[id(module)] not in facts.active:
-                facts.active.append(names[id(module)])
+            active.setdefault(names[id(module)])
 
     recorder.on_forward = look
 
@@ -93,6 +93,7 @@ def run_evaluation(examination: Examination) -> Evaluation | None:
     with recording(recorder):
         examination._is_dirty = True
         outcome = attempt(go, max(0.5, examination.budget.share(0.4)))
+    facts.active = list(active)
     facts.failure, facts.is_over_time, facts.value = outcome.failure, outcome.is_over_time, outcome.value
     if facts.failure is not None and isinstance(facts.failure.error, UsageError):
         examination.remarks.append(facts.failure.text.splitlines()[0])
@@ -198,7 +199,7 @@ def _scalar(value: Any) -> float | None:
     """Return the first number in what an evaluation returned."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor) and leaf.numel() == 1:
-            leaf = leaf.item()
+            leaf = leaf.detach().item()
         if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and math.isfinite(leaf):
             return float(leaf)
     return None

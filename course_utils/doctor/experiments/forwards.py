@@ -248,11 +248,14 @@ class _OutOfPlace(TorchFunctionMode):
         if kwargs.get("inplace") is True:
             kwargs["inplace"] = False
             self.turned.append(reader_line())
-        elif name in WRITES and is_augmented(sys._getframe(1)) and args and isinstance(args[0], Tensor):
-            if args[0].is_floating_point():
-                self.turned.append(reader_line())
-                return WRITES[name](*args)
+        elif name in WRITES and is_augmented(sys._getframe(1)) and args and _is_float(args[0]):
+            self.turned.append(reader_line())
+            return WRITES[name](*args)
         return func(*args, **kwargs)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _without_inplace(model: nn.Module, inputs: Any, facts: Forwards) -> None:
@@ -306,7 +309,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
         if (
             difference.ndim >= 2 and difference.shape[:2] == real.shape
         ):  # one output for each place: only real ones count
-            difference = difference[real & ~where if not keep_first else real & ~where]
+            difference = difference[real & ~where]
         return float(difference.max()) if difference.numel() else 0.0
 
     convolution = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())

@@ -48,7 +48,10 @@ def compare_twin(examination: Examination, twin: nn.Module | dict[str, Tensor]) 
             unit.append((name, float(b.norm())))
     return {
         "shared": len(shared),
-        "aliased": [n for n in shared if n in parameters and ours[n].data_ptr() == theirs[n].data_ptr() and ours[n].numel()],
+        "aliased": [
+            n for n in shared
+            if n in parameters and ours[n].data_ptr() == theirs[n].data_ptr() and ours[n].numel()
+        ],
         "with_graph": [n for n in shared if theirs[n].grad_fn is not None],
         "moved": moved,
         "model_moved": model_moved,
@@ -60,7 +63,8 @@ def compare_twin(examination: Examination, twin: nn.Module | dict[str, Tensor]) 
         "parameters_moved": [n for n in moved if n in parameters],
         "rounded_away": [
             n for n in shared
-            if n in parameters and n in model_moved and n not in moved and theirs[n]._version > _version(examination, theirs[n])
+            if n in parameters and n in model_moved and n not in moved
+            and theirs[n]._version > _version(examination, theirs[n])
         ],
         "is_averaged_model": is_averaged_model,
     }  # fmt: skip

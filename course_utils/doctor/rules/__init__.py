@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-THEMES = ("data", "model", "loss", "optimizer", "loop", "evaluation", "numerics", "memory", "devices", "checkpoints", "export",
-          "distributed", "failures")  # fmt: skip
+THEMES = ("data", "model", "loss", "optimizer", "loop", "evaluation", "numerics", "memory", "devices", "checkpoints",
+          "export", "distributed", "failures")  # fmt: skip
 
 
 def load() -> None:

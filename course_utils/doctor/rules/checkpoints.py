@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     "checkpoint.nothing-loaded", ERROR, "05_training",
     title="load_state_dict(strict=False) loaded nothing, or little.",
     looks="the names in the checkpoint and in the model at the last load_state_dict since the import of the doctor.",
-    quiet="a new head (its names are missing, the rest match) is how fine-tuning looks; strict loading raises by itself.",
+    quiet="a new head (its names are missing, the rest match) is how fine-tuning looks; strict loading raises by "
+    "itself.",
     fix='model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
 )  # fmt: skip
 def nothing_loaded(examination: Examination) -> Iterator[Seen]:
@@ -38,8 +39,8 @@ def nothing_loaded(examination: Examination) -> Iterator[Seen]:
             )
         elif prefix:
             yield Seen(
-                f"load_state_dict(strict=False) matched {loading.matched} of {len(loading.own)} names; without the prefix {prefix!r} more "
-                "would.",
+                f"load_state_dict(strict=False) matched {loading.matched} of {len(loading.own)} names; without the "
+                f"prefix {prefix!r} more would.",
                 {"matched": loading.matched, "in_model": len(loading.own)}, severity=WARNING,
             )  # fmt: skip
         elif loading.matched < 0.5 * len(loading.own):

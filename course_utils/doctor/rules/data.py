@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def nonfinite(examination: Examination) -> Iterator[Seen]:
     place = f", place {list(bad.place)}" if bad.place else ""
     harmless = _is_masked(examination, bad.batch)
     yield Seen(
-        f"Batch {bad.batch} holds {'NaN' if bad.is_nan else 'infinity'} in its {bad.leaf} (example {bad.example}{place})"
+        f"Batch {bad.batch} holds {'NaN' if bad.is_nan else 'infinity'} in its {bad.leaf} (example "
+        f"{bad.example}{place})"
         + (
             "; the loss stays finite, so it seems to be masked."
             if harmless
@@ -75,11 +77,11 @@ def single_class(examination: Examination) -> Iterator[Seen]:
     classes = len({*torch.cat(labels).tolist(), *examination.data.spread_labels})
     if classes < 2 or classes > 0.5 * sum(map(len, labels)) or len(pure) < 0.75 * len(labels):
         return
-    switches = sum(a != b for a, b in zip(pure, pure[1:], strict=False))
+    switches = sum(a != b for a, b in itertools.pairwise(pure))
     if switches <= len(set(pure)) and len(pure) > len(set(pure)):
         yield Seen(
-            f"{len(pure)} of {len(labels)} consecutive batches hold one class each, and the classes come one after the "
-            "other: the network forgets each class while it sees the next.",
+            f"{len(pure)} of {len(labels)} consecutive batches hold one class each, and the classes come one after "
+            "the other: the network forgets each class while it sees the next.",
             {"batches": len(labels), "with_one_class": len(pure), "classes": classes},
         )
 
@@ -95,8 +97,8 @@ def reading_edits(examination: Examination) -> Iterator[Seen]:
     facts = examination.data
     if facts.is_edited:
         yield Seen(
-            f"dataset[0] gives other values each time it is read (they differ by {facts.edit_size:.3g}): __getitem__ writes into "
-            "the stored data.",
+            f"dataset[0] gives other values each time it is read (they differ by {facts.edit_size:.3g}): __getitem__ "
+            "writes into the stored data.",
             {"change_per_reading": facts.edit_size},
         )
 
@@ -114,8 +116,8 @@ def batch_edited(examination: Examination) -> Iterator[Seen]:
         return
     names = sorted(set(steps.edited))
     yield Seen(
-        f"A step changes {', '.join(names)} in place, and the loader hands out its stored tensors: the data drift from "
-        "epoch to epoch.",
+        f"A step changes {', '.join(names)} in place, and the loader hands out its stored tensors: the data drift "
+        "from epoch to epoch.",
         {"changed": names},
     )
 
@@ -131,8 +133,8 @@ def worker_copies(examination: Examination) -> Iterator[Seen]:
     facts = examination.data
     if facts.worker_copies:
         yield Seen(
-            f"The {facts.workers} workers draw identical random numbers, since each works with a copy of the data set's own "
-            "generator (or a constant seed).",
+            f"The {facts.workers} workers draw identical random numbers, since each works with a copy of the data "
+            "set's own generator (or a constant seed).",
             {"workers": facts.workers, "equal_draws": 2},
         )
 
@@ -158,14 +160,15 @@ def epoch_copies(examination: Examination) -> Iterator[Seen]:
     title="Every worker yields the whole stream.",
     looks="the first examples that two workers of an iterable data set would yield.",
     quiet="streams split by get_worker_info or in worker_init_fn, and streams of fresh random examples.",
-    fix="info = get_worker_info()\nfor i, item in enumerate(source):\n    if info is None or i % info.num_workers == info.id: yield item",
+    fix="info = get_worker_info()\nfor i, item in enumerate(source):\n    if info is None or i % info.num_workers == "
+        "info.id: yield item",
 )  # fmt: skip
 def stream_not_split(examination: Examination) -> Iterator[Seen]:
     facts = examination.data
     if facts.stream_copies:
         yield Seen(
-            f"Workers 0 and 1 start with the same {facts.stream_copies} examples: each of the {facts.workers} workers yields the "
-            f"whole stream, and an epoch has every example {facts.workers} times.",
+            f"Workers 0 and 1 start with the same {facts.stream_copies} examples: each of the {facts.workers} workers "
+            f"yields the whole stream, and an epoch has every example {facts.workers} times.",
             {"workers": facts.workers, "equal_examples": facts.stream_copies},
         )
 
@@ -191,8 +194,8 @@ def stream_ignores_rank(examination: Examination) -> Iterator[Seen]:
     "data.split-overlaps", ERROR, "04_data",
     title="Training and validation data share examples.",
     looks="indices into the same data set, or the bytes of inputs that are distinct within each part.",
-    quiet="validating on the whole training set is a way to measure the fit: a note. Inputs that repeat within a part are "
-    "not compared.",
+    quiet="validating on the whole training set is a way to measure the fit: a note. Inputs that repeat within a "
+    "part are not compared.",
     fix="train, val = random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0))",
 )  # fmt: skip
 def split_overlaps(examination: Examination) -> Iterator[Seen]:
@@ -201,7 +204,8 @@ def split_overlaps(examination: Examination) -> Iterator[Seen]:
         return
     whole = facts.shared == facts.val_size and facts.shared == facts.train_size
     yield Seen(
-        f"{facts.shared} of {facts.val_size} validation examples are training examples too (compared by {facts.shared_by}).",
+        f"{facts.shared} of {facts.val_size} validation examples are training examples too (compared by "
+        f"{facts.shared_by}).",
         {"shared": facts.shared, "training": facts.train_size, "validation": facts.val_size},
         severity=NOTE if whole else None,
     )
@@ -210,7 +214,8 @@ def split_overlaps(examination: Examination) -> Iterator[Seen]:
 @rule(
     "data.split-by-global-generator", NOTE, "07_distributed",
     title="The split depends on the process-wide generator.",
-    looks="whether random_split drew from the process-wide generator (known for splits made after the doctor's import).",
+    looks="whether random_split drew from the process-wide generator (known for splits made after the doctor's "
+    "import).",
     quiet="splits with a generator of their own.",
     fix="random_split(data, sizes, generator=torch.Generator().manual_seed(0))",
 )  # fmt: skip
@@ -219,8 +224,9 @@ def split_by_global(examination: Examination) -> Iterator[Seen]:
 
     if any(drew_from_global_generator(subset) for subset in examination.snapshot.found(Subset)):
         yield Seen(
-            "random_split drew from the process-wide generator. Processes with different seeds would split differently, and "
-            "then validation examples of one are training examples of another; so would two runs with other seeds.",
+            "random_split drew from the process-wide generator. Processes with different seeds would split "
+            "differently, and then validation examples of one are training examples of another; so would two runs "
+            "with other seeds.",
             {},
         )
 
@@ -236,8 +242,8 @@ def split_by_global(examination: Examination) -> Iterator[Seen]:
 def validation_augmented(examination: Examination) -> Iterator[Seen]:
     if examination.data.val_random:
         yield Seen(
-            "Validation examples are random: training and validation share one data set object, and with it its random "
-            "transform.",
+            "Validation examples are random: training and validation share one data set object, and with it its "
+            "random transform.",
             {"readings": 2},
         )
 
@@ -258,8 +264,8 @@ def validation_scaled(examination: Examination) -> Iterator[Seen]:
         return
     if abs(mean - val_mean) > 5 * max(spread, 1e-12) or not 0.1 < val_spread / spread < 10:
         yield Seen(
-            f"Training inputs have mean {mean:.3g} and standard deviation {spread:.3g}, validation inputs {val_mean:.3g} and "
-            f"{val_spread:.3g}.",
+            f"Training inputs have mean {mean:.3g} and standard deviation {spread:.3g}, validation inputs "
+            f"{val_mean:.3g} and {val_spread:.3g}.",
             {"training_mean": mean, "training_std": spread, "validation_mean": val_mean, "validation_std": val_spread},
             severity=WARNING if not 0.02 < val_spread / spread < 50 or abs(mean - val_mean) > 20 * spread else NOTE,
         )
@@ -277,11 +283,12 @@ def images_not_scaled(examination: Examination) -> Iterator[Seen]:
     if root is None or run is None or not run.values_into:
         return
     shape = next((tuple(leaf.shape) for leaf in tensors_of(root.inputs)), ())
-    is_image = len(shape) == 4 and shape[1] in (1, 3, 4) or len(shape) >= 2 and shape[-1] in (784, 3072)
+    is_image = (len(shape) == 4 and shape[1] in (1, 3, 4)) or (len(shape) >= 2 and shape[-1] in (784, 3072))
     name, (least, most, whole) = next(iter(run.values_into.items()))
     if is_image and whole and least >= 0 and 100 < most <= 255:
         yield Seen(
-            f"Layer {name!r} gets whole numbers from {least:g} to {most:g}: the images were made floating without being scaled.",
+            f"Layer {name!r} gets whole numbers from {least:g} to {most:g}: the images were made floating without "
+            "being scaled.",
             {"least": least, "most": most},
         )
 

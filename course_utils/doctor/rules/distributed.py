@@ -29,8 +29,8 @@ def padded(examination: Examination) -> Iterator[Seen]:
         extra = sampler.total_size - len(sampler.dataset)
         if extra > 0 and not sampler.shuffle and not sampler.drop_last:
             yield Seen(
-                f"The sampler gives out {sampler.total_size} indices for {len(sampler.dataset)} examples: {extra} are counted twice when the "
-                "results of all processes are averaged.",
+                f"The sampler gives out {sampler.total_size} indices for {len(sampler.dataset)} examples: {extra} are "
+                "counted twice when the results of all processes are averaged.",
                 {"examples": len(sampler.dataset), "indices": sampler.total_size, "repeated": extra},
             )
             return

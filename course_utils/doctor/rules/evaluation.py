@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     "evaluation.train-mode", ERROR, "05_training",
     title="Validation runs in training mode.",
     looks="the mode of Dropout and BatchNorm layers while evaluate() runs, on a model that is in training mode before.",
-    quiet="models without such layers; dropout that alone is switched on in a model in evaluation mode (Monte Carlo dropout).",
+    quiet="models without such layers; dropout that alone is switched on in a model in evaluation mode (Monte Carlo "
+    "dropout).",
     fix="model.eval()  # and model.train() afterwards",
 )  # fmt: skip
 def train_mode(examination: Examination) -> Iterator[Seen]:
@@ -64,8 +66,8 @@ def keeps_graphs(examination: Examination) -> Iterator[Seen]:
     if growing or facts.returned_graphs >= 2:
         names = ", ".join(kept.name for kept in growing) or "the returned value"
         yield Seen(
-            f"{names} keeps the graphs of the outputs alive ({facts.graphs} of {facts.forwards} outputs require gradients): memory grows "
-            "with every batch.",
+            f"{names} keeps the graphs of the outputs alive ({facts.graphs} of {facts.forwards} outputs require "
+            "gradients): memory grows with every batch.",
             {
                 "outputs_with_graph": facts.graphs,
                 "outputs": facts.forwards,
@@ -74,20 +76,21 @@ def keeps_graphs(examination: Examination) -> Iterator[Seen]:
         )
     elif facts.graphs >= 2:
         yield Seen(
-            f"{facts.graphs} of {facts.forwards} outputs were computed with a graph that nobody uses; no_grad() saves its memory.",
+            f"{facts.graphs} of {facts.forwards} outputs were computed with a graph that nobody uses; no_grad() saves "
+            "its memory.",
             {"outputs_with_graph": facts.graphs}, severity=NOTE,
         )  # fmt: skip
 
 
 def _grows(sizes: list[int]) -> bool:
-    return len(sizes) >= 3 and sizes[-1] > sizes[1] and all(b >= a for a, b in zip(sizes[1:], sizes[2:], strict=False))
+    return len(sizes) >= 3 and sizes[-1] > sizes[1] and all(b >= a for a, b in itertools.pairwise(sizes[1:]))
 
 
 @rule(
     "evaluation.mean-of-means", WARNING, "05_training",
     title="Batches of different size are averaged with equal weight.",
-    looks="evaluate() on a long and a short batch together, and on each alone: the value of both is the plain mean of the two "
-    "values, and not the mean over examples.",
+    looks="evaluate() on a long and a short batch together, and on each alone: the value of both is the plain mean "
+    "of the two values, and not the mean over examples.",
     quiet="loaders whose batches all have one size; measures that are no means over examples.",
     fix="total += value * len(x); count += len(x)  # total / count at the end",
 )  # fmt: skip
@@ -120,8 +123,8 @@ def metric_broadcast(examination: Examination) -> Iterator[Seen]:
     for one in crossed:
         if one.name in COMPARISONS or "logical" in one.name or one.name.strip("_") in ("sub", "sub_"):
             yield Seen(
-                f"A comparison of shapes {one.shapes[0]} and {one.shapes[1]} gives {one.result}: every prediction is compared with "
-                "every label.",
+                f"A comparison of shapes {one.shapes[0]} and {one.shapes[1]} gives {one.result}: every prediction is "
+                "compared with every label.",
                 {"shapes": [list(shape) for shape in one.shapes], "where": one.where},
             )
             return
@@ -208,7 +211,8 @@ def metric_blind(examination: Examination) -> Iterator[Seen]:
 @rule(
     "evaluation.leaves-eval-mode", NOTE, "05_training",
     title="evaluate() leaves the model in evaluation mode.",
-    looks="the mode before and after evaluate(), for models with Dropout or BatchNorm, where your own loop is not given.",
+    looks="the mode before and after evaluate(), for models with Dropout or BatchNorm, where your own loop is not "
+    "given.",
     quiet="loops that call model.train() in each epoch are right, so this is a note.",
     fix="model.train()  # at the start of each epoch",
 )  # fmt: skip

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 @rule(
     "export.train-mode", ERROR, "08_export",
     title="The model is exported in training mode.",
-    looks="the mode of Dropout and BatchNorm layers at the moment of the export, and whether two calls of the result differ.",
+    looks="the mode of Dropout and BatchNorm layers at the moment of the export, and whether two calls of the result "
+    "differ.",
     quiet="models without such layers.",
     fix="model.eval()  # before the export",
 )  # fmt: skip
@@ -22,8 +23,8 @@ def train_mode(examination: Examination) -> Iterator[Seen]:
     facts = examination.exported
     if facts is not None and facts.in_training and not facts.from_example:
         yield Seen(
-            f"{', '.join(dict.fromkeys(facts.in_training))} was in training mode when {facts.kinds[0]} ran; two calls of the result differ by "
-            f"{facts.is_random:.3g}.",
+            f"{', '.join(dict.fromkeys(facts.in_training))} was in training mode when {facts.kinds[0]} ran; two calls "
+            f"of the result differ by {facts.is_random:.3g}.",
             {"layers_in_training_mode": len(facts.in_training), "difference_of_two_calls": facts.is_random},
         )
 
@@ -48,20 +49,20 @@ def static_batch(examination: Examination) -> Iterator[Seen]:
 @rule(
     "export.result-differs", ERROR, "08_export",
     title="The exported model computes something else.",
-    looks="both models on the example's inputs, on other batch sizes, and with each other axis twice as long, where the model "
-    "itself accepts that.",
+    looks="both models on the example's inputs, on other batch sizes, and with each other axis twice as long, where "
+    "the model itself accepts that.",
     quiet="differences below 0.1 %, and inputs that the model refuses.",
     fix="torch.ones_like(x[..., 0]).sum(1)  # tensor operations in place of Python numbers made from shapes",
 )  # fmt: skip
 def differs(examination: Examination) -> Iterator[Seen]:
     facts = examination.exported
-    if facts is None or not facts.differences or facts.in_training and not facts.from_example:
+    if facts is None or not facts.differences or (facts.in_training and not facts.from_example):
         return
     worst = facts.differences[0]
     error = f"by {worst.error:.3g}" if worst.error != float("inf") else f"in {worst.text}"
     yield Seen(
-        f"Exported and original model differ {error} for inputs of shape {worst.shape} ({worst.what}): the export holds a "
-        "constant or a branch that was right for its example only.",
+        f"Exported and original model differ {error} for inputs of shape {worst.shape} ({worst.what}): the export "
+        "holds a constant or a branch that was right for its example only.",
         {"difference": worst.error, "input": worst.what, "inputs_that_differ": len(facts.differences)},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,8 @@ def _groups(trace: Trace) -> Iterator[list[Update]]:
 @rule(
     "loop.no-zero-grad", ERROR, "05_training",
     title="Gradients are not cleared between updates.",
-    looks="follows which backward pass put what into each ``.grad``, and whether an update uses gradients that an earlier "
-    "update of the same optimizer has used already.",
+    looks="follows which backward pass put what into each ``.grad``, and whether an update uses gradients that an "
+    "earlier update of the same optimizer has used already.",
     quiet="gradients set to None by hand, cleared inside a closure (LBFGS), or left over in another optimizer's "
     "parameters (GAN) are no repeated use. Accumulation uses each gradient once.",
     fix=ZERO,
@@ -40,8 +41,8 @@ def no_zero_grad(examination: Examination) -> Iterator[Seen]:
             if len(stale) >= 1 and len(updates) >= 2 and len(stale) >= (len(updates) - 1) / 2:
                 worst = max(len(update.sources) for update in stale)
                 yield Seen(
-                    f"{len(stale)} of {len(updates)} updates used gradients that earlier updates had used already: they are "
-                    "never cleared, so each step adds all the ones before it.",
+                    f"{len(stale)} of {len(updates)} updates used gradients that earlier updates had used already: "
+                    "they are never cleared, so each step adds all the ones before it.",
                     {
                         "updates": len(updates),
                         "with_old_gradients": len(stale),
@@ -64,8 +65,8 @@ def gradients_erased(examination: Examination) -> Iterator[Seen]:
             empty = [update for update in updates if not update.has_gradients and update.erased]
             if empty and len(empty) >= len(updates) / 2:
                 yield Seen(
-                    f"In {len(empty)} of {len(updates)} updates the gradients had been cleared before optimizer.step(), so "
-                    "no weight moved.",
+                    f"In {len(empty)} of {len(updates)} updates the gradients had been cleared before "
+                    "optimizer.step(), so no weight moved.",
                     {"updates": len(updates), "without_gradients": len(empty)},
                 )
                 return
@@ -74,9 +75,10 @@ def gradients_erased(examination: Examination) -> Iterator[Seen]:
 @rule(
     "loop.accumulation-discarded", ERROR, "05_training",
     title="Gradients of micro-batches are thrown away before the update.",
-    looks="backward passes whose gradients are cleared before any update used them, while the update takes only the last.",
-    quiet="gradients of another optimizer's turn (GAN), of an adversarial input, with infinities, or replaced by hand "
-    "(gradient surgery, per-example clipping) may be cleared.",
+    looks="backward passes whose gradients are cleared before any update used them, while the update takes only the "
+    "last.",
+    quiet="gradients of another optimizer's turn (GAN), of an adversarial input, with infinities, or replaced by "
+    "hand (gradient surgery, per-example clipping) may be cleared.",
     fix=MICRO_FIX,
 )  # fmt: skip
 def accumulation_discarded(examination: Examination) -> Iterator[Seen]:
@@ -86,8 +88,8 @@ def accumulation_discarded(examination: Examination) -> Iterator[Seen]:
             if hit and len(hit) >= max(1, 0.6 * len(updates)) and not _only_at_borders(trace, hit):
                 lost = sum(len(update.erased) for update in hit)
                 yield Seen(
-                    f"zero_grad() threw away the gradients of {lost} backward passes before {plural(len(hit), 'update')}: "
-                    "only the last micro-batch of each counts.",
+                    f"zero_grad() threw away the gradients of {lost} backward passes before "
+                    f"{plural(len(hit), 'update')}: only the last micro-batch of each counts.",
                     {"updates": len(hit), "thrown_away": lost, "used": sum(len(update.sources) for update in hit)},
                 )
                 return
@@ -110,7 +112,8 @@ def accumulation_tail(examination: Examination) -> Iterator[Seen]:
         if hit and _only_at_borders(trace, hit):
             lost = len(hit[0].erased)
             yield Seen(
-                f"At the border of two epochs the gradients of {plural(lost, 'batch')} were cleared before an update used "
+                f"At the border of two epochs the gradients of {plural(lost, 'batch')} were cleared before an update "
+                "used "
                 "them: those batches never influence the weights.".replace("batchs", "batches"),
                 {"borders": len(hit), "batches_lost_per_epoch": lost},
             )
@@ -130,8 +133,8 @@ def _only_at_borders(trace: Trace, hit: list[Update]) -> bool:
 @rule(
     "loop.accumulation-not-divided", WARNING, "05_training",
     title="The losses of micro-batches are added, not averaged.",
-    looks="several backward passes from different forward passes in one update, each from an undivided mean loss, with "
-    "gradients that nobody divides before the update.",
+    looks="several backward passes from different forward passes in one update, each from an undivided mean loss, "
+    "with gradients that nobody divides before the update.",
     quiet="losses that are sums, several losses from one forward pass, gradients divided by hand or by clipping.",
     fix="(loss / k).backward()  # k micro-batches in one update",
 )  # fmt: skip
@@ -153,8 +156,8 @@ def accumulation_not_divided(examination: Examination) -> Iterator[Seen]:
         if not 0.99 < update.grad_scale < 1.01 or not _is_undivided_mean(examination, sources):
             continue
         yield Seen(
-            f"{len(sources)} backward passes of undivided mean losses make one update, so it is {len(sources)} times as "
-            "large as that of one big batch.",
+            f"{len(sources)} backward passes of undivided mean losses make one update, so it is {len(sources)} times "
+            "as large as that of one big batch.",
             {"micro_batches": len(sources), "factor": float(len(sources))},
         )
         return
@@ -239,8 +242,8 @@ def step_before_backward(examination: Examination) -> Iterator[Seen]:
                 continue
             if any(backward.reached for backward in trace.backwards) and updates[1].sources:
                 yield Seen(
-                    "The first optimizer.step() ran before any backward pass, and each later one uses the gradients of the "
-                    "batch before.",
+                    "The first optimizer.step() ran before any backward pass, and each later one uses the gradients "
+                    "of the batch before.",
                     {"updates": len(updates)},
                 )
                 return
@@ -249,7 +252,8 @@ def step_before_backward(examination: Examination) -> Iterator[Seen]:
 @rule(
     "loop.clip-misplaced", ERROR, "05_training",
     title="Clipping runs where it has no effect.",
-    looks="calls of clip_grad_norm_ and clip_grad_value_ when there are no gradients yet, or after the update used them.",
+    looks="calls of clip_grad_norm_ and clip_grad_value_ when there are no gradients yet, or after the update used "
+    "them.",
     quiet="a call with an infinite limit only measures the norm.",
     fix="loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()",
 )  # fmt: skip
@@ -271,8 +275,8 @@ def clip_misplaced(examination: Examination) -> Iterator[Seen]:
     "loop.eval-mode-while-training", ERROR, "05_training",
     title="The model stays in evaluation mode after a validation.",
     looks="the mode of the model at each training step of your loop, where it begins in training mode.",
-    quiet="a model that is in evaluation mode from the first step on (fine-tuning with kept statistics) is meant so, and "
-    "so are single layers that are set to evaluation mode.",
+    quiet="a model that is in evaluation mode from the first step on (fine-tuning with kept statistics) is meant so, "
+    "and so are single layers that are set to evaluation mode.",
     fix="model.train()  # at the start of each epoch, and after each validation",
 )  # fmt: skip
 def eval_mode_while_training(examination: Examination) -> Iterator[Seen]:
@@ -285,8 +289,8 @@ def eval_mode_while_training(examination: Examination) -> Iterator[Seen]:
     first_off = modes.index(False)
     if any(modes[:first_off]) and sum(not mode for mode in modes[first_off:]) >= max(2, 0.5 * len(modes[first_off:])):
         yield Seen(
-            f"{sum(not mode for mode in modes)} of {len(modes)} training steps ran in evaluation mode, from step {first_off} "
-            "on: dropout is off and BatchNorm keeps its statistics there.",
+            f"{sum(not mode for mode in modes)} of {len(modes)} training steps ran in evaluation mode, from step "
+            f"{first_off} on: dropout is off and BatchNorm keeps its statistics there.",
             {"steps": len(modes), "in_evaluation_mode": sum(not mode for mode in modes), "first": first_off},
         )
 
@@ -312,15 +316,15 @@ def stale_state(examination: Examination) -> Iterator[Seen]:
     if run.failure is not None and "second time" in run.failure.text and len(run.trace.backwards) > 1:
         where = f" {', '.join(holders)} still" if holders else " something"
         yield Seen(
-            f"Step {run.failed_at} failed because its graph reaches into the step before, whose graph is freed:{where} "
-            "carries a tensor with a graph from one batch to the next.",
+            f"Step {run.failed_at} failed because its graph reaches into the step before, whose graph is "
+            f"freed:{where} carries a tensor with a graph from one batch to the next.",
             {"failed_step": run.failed_at, "held_by": ", ".join(holders) or "unknown"},
         )
         return
     sizes = run.nodes[:8]
     if len(sizes) < 4 or len({backward.after for backward in run.trace.backwards[:8]}) < len(sizes):
         return
-    differences = [b - a for a, b in zip(sizes, sizes[1:], strict=False)]
+    differences = [b - a for a, b in itertools.pairwise(sizes)]
     if all(d > 0 for d in differences) and max(differences) <= 2 * min(differences) + 5:
         yield Seen(
             f"The graph under the loss grows with every step ({', '.join(map(str, sizes))} nodes): each batch is "
@@ -332,7 +336,8 @@ def stale_state(examination: Examination) -> Iterator[Seen]:
 @rule(
     "loop.adversarial-gradients-kept", WARNING, "02_autograd",
     title="Gradients of the pass that attacks the input end up in the update.",
-    looks="a backward pass that fills the ``.grad`` of an input, followed by another one, and an update that uses both.",
+    looks="a backward pass that fills the ``.grad`` of an input, followed by another one, and an update that uses "
+    "both.",
     quiet="torch.autograd.grad fills no parameter; inputs that an optimizer holds are parameters; two losses of one "
     "forward pass belong together.",
     fix="(g,) = torch.autograd.grad(loss, x)  # leaves the parameters' gradients alone",
@@ -342,9 +347,14 @@ def adversarial_gradients_kept(examination: Examination) -> Iterator[Seen]:
         hit = []
         for update in trace.updates:
             sources = [trace.backwards[n] for n in update.sources if n >= 0]
-            if len(sources) >= 2 and sources[0].reached_inputs and not sources[-1].reached_inputs:
-                if sources[0].after < sources[-1].after and not update.stale:
-                    hit.append(update)
+            if (
+                len(sources) >= 2
+                and sources[0].reached_inputs
+                and not sources[-1].reached_inputs
+                and sources[0].after < sources[-1].after
+                and not update.stale
+            ):
+                hit.append(update)
         if hit and len(hit) >= len(trace.updates) / 2:
             yield Seen(
                 "Each update contains the gradients of a backward pass that only served the gradient of the input.",
@@ -386,8 +396,8 @@ def clip_before_unscale(examination: Examination) -> Iterator[Seen]:
         scaled = [e for e in trace.of_kind("clip") if e.facts["scaled"] and e.facts["limit"] != float("inf")]
         if scaled and factors and max(factors) > 1:
             yield Seen(
-                f"Clipping to {scaled[0].facts['limit']:g} saw a gradient norm of {scaled[0].facts['norm']:.3g}: the gradients "
-                f"still carry the scaler's factor {max(factors):g}, so the update becomes that much smaller.",
+                f"Clipping to {scaled[0].facts['limit']:g} saw a gradient norm of {scaled[0].facts['norm']:.3g}: the "
+                f"gradients still carry the scaler's factor {max(factors):g}, so the update becomes that much smaller.",
                 {"norm": scaled[0].facts["norm"], "limit": scaled[0].facts["limit"], "scale": max(factors),
                  "where": scaled[0].facts["where"]},
             )  # fmt: skip
@@ -407,8 +417,8 @@ def scaler_bypassed(examination: Examination) -> Iterator[Seen]:
         wrong = [update for update in trace.updates if update.grads_scaled and 0.5 < _known(update.grad_scale) < 2]
         if wrong and factors and max(factors) > 1:
             yield Seen(
-                f"optimizer.step() used gradients that are {factors[0]:g} times too large: the loss was scaled, and the "
-                "scaler was left out of the update.",
+                f"optimizer.step() used gradients that are {factors[0]:g} times too large: the loss was scaled, and "
+                "the scaler was left out of the update.",
                 {"scale": factors[0], "updates": len(wrong), "where": wrong[0].where},
             )
             return
@@ -430,12 +440,13 @@ def loss_not_scaled(examination: Examination) -> Iterator[Seen]:
         factors = [event.facts["factor"] for event in trace.of_kind("scaler-step") if event.facts["is_enabled"]]
         wrong = [
             update for update in trace.updates
-            if update.via_scaler and update.sources and not any(trace.backwards[n].scaled for n in update.sources if n >= 0)
+            if update.via_scaler and update.sources
+            and not any(trace.backwards[n].scaled for n in update.sources if n >= 0)
         ]  # fmt: skip
         if wrong and factors and max(factors) > 1 and len(wrong) >= len(trace.updates) / 2:
             yield Seen(
-                f"{len(wrong)} updates went through the scaler, but their loss was not scaled: the gradients are divided by "
-                f"{max(factors):g} for nothing.",
+                f"{len(wrong)} updates went through the scaler, but their loss was not scaled: the gradients are "
+                f"divided by {max(factors):g} for nothing.",
                 {"updates": len(wrong), "scale": max(factors)},
             )
             return
@@ -471,8 +482,8 @@ def every_step_skipped(examination: Examination) -> Iterator[Seen]:
             values = [b for b in trace.backwards if b.root != b.root]
             if values or steps[-1].facts["factor"] < 1:
                 yield Seen(
-                    f"All {len(steps)} updates were skipped because the gradients are not finite, and the scale fell to "
-                    f"{steps[-1].facts['factor']:g}.",
+                    f"All {len(steps)} updates were skipped because the gradients are not finite, and the scale fell "
+                    f"to {steps[-1].facts['factor']:g}.",
                     {"steps": len(steps), "scale": steps[-1].facts["factor"]},
                 )
                 return
@@ -481,8 +492,8 @@ def every_step_skipped(examination: Examination) -> Iterator[Seen]:
 @rule(
     "amp.autocast-around-steps", ERROR, "06_memory",
     title="One autocast block goes around several steps.",
-    looks="updates inside an autocast block that is still open at the next one: the block keeps the weights' casts, so "
-    "later forward passes work with old weights.",
+    looks="updates inside an autocast block that is still open at the next one: the block keeps the weights' casts, "
+    "so later forward passes work with old weights.",
     quiet="a block for each step, however much of the step it holds, and blocks with cache_enabled=False.",
     fix="for batch in loader:\n    with torch.autocast(device_type, dtype=torch.bfloat16): ...",
 )  # fmt: skip
@@ -492,8 +503,8 @@ def autocast_around_steps(examination: Examination) -> Iterator[Seen]:
         repeated = {block for block in blocks if blocks.count(block) >= 2}
         if repeated:
             yield Seen(
-                f"{len([b for b in blocks if b in repeated])} updates happened inside one autocast block: its cache keeps the "
-                "weights as they were cast first, so the loss does not follow the updates.",
+                f"{len([b for b in blocks if b in repeated])} updates happened inside one autocast block: its cache "
+                "keeps the weights as they were cast first, so the loss does not follow the updates.",
                 {"updates_in_one_block": max(blocks.count(block) for block in repeated)},
             )
             return
@@ -504,7 +515,8 @@ def autocast_around_steps(examination: Examination) -> Iterator[Seen]:
     title="float16 without gradient scaling.",
     looks="backward passes after a float16 autocast block without a GradScaler.",
     quiet="bfloat16 has the range of float32 and needs no scaler; a loss scaled by hand shows in the gradients.",
-    fix="scaler = torch.amp.GradScaler(device_type); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    fix="scaler = torch.amp.GradScaler(device_type); scaler.scale(loss).backward(); scaler.step(optimizer); "
+    "scaler.update()",
 )  # fmt: skip
 def no_scaler(examination: Examination) -> Iterator[Seen]:
     for trace in examination.traces:
@@ -532,8 +544,8 @@ def scheduler_before_optimizer(examination: Examination) -> Iterator[Seen]:
         first = scheduled[0]
         if first.at_update == 0 and any(u.optimizer == first.facts["optimizer"] for u in trace.updates):
             yield Seen(
-                f"{first.facts['kind_name']}.step() ran before the first optimizer.step(): the first learning rate of the "
-                "schedule is never used.",
+                f"{first.facts['kind_name']}.step() ran before the first optimizer.step(): the first learning rate of "
+                "the schedule is never used.",
                 {
                     "where": first.facts["where"],
                     "skipped_learning_rate": first.facts["lr"][0] if first.facts["lr"] else 0.0,
@@ -563,8 +575,8 @@ def scheduler_on_skipped(examination: Examination) -> Iterator[Seen]:
                 was_skipped = False
         if advanced:
             yield Seen(
-                f"The scaler skipped {plural(skipped, 'update')}, and the schedule advanced {advanced} times with nothing "
-                "learned: the first real update has the wrong learning rate.",
+                f"The scaler skipped {plural(skipped, 'update')}, and the schedule advanced {advanced} times with "
+                "nothing learned: the first real update has the wrong learning rate.",
                 {"skipped": skipped, "advanced_on_skip": advanced},
             )
             return
@@ -573,7 +585,8 @@ def scheduler_on_skipped(examination: Examination) -> Iterator[Seen]:
 @rule(
     "scheduler.wrong-pace", WARNING, "05_training",
     title="The schedule runs at the wrong pace: per batch instead of per epoch, or the other way round.",
-    looks="how often the scheduler steps in an epoch, and what a copy of it makes of the learning rate over a whole epoch.",
+    looks="how often the scheduler steps in an epoch, and what a copy of it makes of the learning rate over a whole "
+    "epoch.",
     quiet="OneCycle and warm-up per batch reach their end only after all epochs; restarts are meant to rise again.",
     fix="for epoch in range(epochs):\n    for batch in loader: ...\n    scheduler.step()",
 )  # fmt: skip
@@ -605,8 +618,8 @@ def scheduler_other_optimizer(examination: Examination) -> Iterator[Seen]:
                 return
             rate = next(update.lr for trace in examination.traces for update in trace.updates)
             yield Seen(
-                f"{type(scheduler).__name__} changes the learning rate of an optimizer that never updates; the one that does "
-                "keeps its learning rate.",
+                f"{type(scheduler).__name__} changes the learning rate of an optimizer that never updates; the one "
+                "that does keeps its learning rate.",
                 {"learning_rate_in_use": rate},
             )
 
@@ -629,6 +642,7 @@ def plateau_direction(examination: Examination) -> Iterator[Seen]:
             if scheduler is not None and getattr(scheduler, "mode", "") == "max" and near and len(roots) >= 2:
                 yield Seen(
                     "The scheduler has mode='max' and gets the loss: it lowers the learning rate while the loss falls.",
-                    {"metric": event.facts["metric"], "mode": "max"}, severity=NOTE if min(roots) == max(roots) else None,
+                    {"metric": event.facts["metric"], "mode": "max"},
+                    severity=NOTE if min(roots) == max(roots) else None,
                 )  # fmt: skip
                 return

@@ -10,12 +10,19 @@ from torch import Tensor
 
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
 from course_utils.doctor.functions import (
-    CLASS_LOSSES, COMPARISONS, ELEMENTWISE_LOSSES, LossCall, crosses_batch,
-)  # fmt: skip
+    CLASS_LOSSES,
+    COMPARISONS,
+    ELEMENTWISE_LOSSES,
+    LossCall,
+    crosses_batch,
+)
 from course_utils.doctor.parts import clone_tree
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
+
+
+_OF_SIGNS = ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss")  # -1 or 1
 
 
 def _calls(examination: Examination, *names: str) -> list[LossCall]:
@@ -25,8 +32,9 @@ def _calls(examination: Examination, *names: str) -> list[LossCall]:
 @rule(
     "loss.broadcast", ERROR, "01_tensors",
     title="Prediction and label have shapes that broadcast against each other.",
-    looks="the shapes that meet in a loss function or in arithmetic: (N, 1) and (N,) make (N, N), every prediction with every "
-    "label. For hand-written losses: whether the loss notices when labels are exchanged among examples.",
+    looks="the shapes that meet in a loss function or in arithmetic: (N, 1) and (N,) make (N, N), every prediction "
+    "with every label. For hand-written losses: whether the loss notices when labels are exchanged among "
+    "examples.",
     quiet="axes added on purpose (x[:, None]), several outputs for one label, pairwise losses.",
     fix="loss_fn(model(x).squeeze(1), y)  # both (N,)",
 )  # fmt: skip
@@ -58,8 +66,8 @@ def _grows(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 def _broadcast_seen(first: tuple[int, ...], second: tuple[int, ...], name: str, where: str) -> Seen:
     result = tuple(torch.broadcast_shapes(first, second))
     return Seen(
-        f"The two sides of {name} have shapes {first} and {second}: they broadcast to {result}, so every prediction is compared with "
-        "every label.",
+        f"The two sides of {name} have shapes {first} and {second}: they broadcast to {result}, so every prediction "
+        "is compared with every label.",
         {"shapes": [list(first), list(second)], "result": list(result), "where": where},
     )
 
@@ -88,7 +96,8 @@ def _ignores_pairing(examination: Examination) -> bool:
     "loss.softmax-before-cross-entropy", ERROR, "05_training",
     title="Cross-entropy gets probabilities, not logits.",
     looks="the values that reach cross_entropy: rows between 0 and 1 that sum to 1, or a softmax as their maker.",
-    quiet="a softmax inside the model (attention) does not reach the loss. A log-softmax before it changes nothing: a note.",
+    quiet="a softmax inside the model (attention) does not reach the loss. A log-softmax before it changes nothing: "
+    "a note.",
     fix="return logits  # CrossEntropyLoss applies log_softmax itself",
 )  # fmt: skip
 def softmax_before(examination: Examination) -> Iterator[Seen]:
@@ -98,8 +107,8 @@ def softmax_before(examination: Examination) -> Iterator[Seen]:
         looks_so = call.least >= 0 and call.most <= 1 and call.row_sum_error < 1e-3
         if looks_so or call.made_by.startswith("Softmax"):
             yield Seen(
-                f"cross_entropy gets rows between {call.least:.2g} and {call.most:.2g} that sum to 1: a softmax was applied before, and "
-                "the loss applies another one.",
+                f"cross_entropy gets rows between {call.least:.2g} and {call.most:.2g} that sum to 1: a softmax was "
+                "applied before, and the loss applies another one.",
                 {"least": call.least, "most": call.most, "where": call.where},
             )
             return
@@ -119,8 +128,8 @@ def softmax_before(examination: Examination) -> Iterator[Seen]:
 @rule(
     "loss.sigmoid-before-logits", ERROR, "05_training",
     title="A loss with logits gets the output of a sigmoid.",
-    looks="the values that reach binary_cross_entropy_with_logits: the graph says that a sigmoid (or softmax) made them, or all "
-    "lie in 0..1.",
+    looks="the values that reach binary_cross_entropy_with_logits: the graph says that a sigmoid (or softmax) made "
+    "them, or all lie in 0..1.",
     quiet="logits that happen to lie in 0..1 in one batch do not in the next.",
     fix="remove the Sigmoid: BCEWithLogitsLoss applies it itself",
 )  # fmt: skip
@@ -179,7 +188,8 @@ def not_log(examination: Examination) -> Iterator[Seen]:
         if call.name == "kl_div" and call.label_least < 0 and not call.options.get("log_target"):
             yield Seen(
                 "kl_div gets negative labels and log_target=False: it expects probabilities there.",
-                {"least_label": call.label_least, "where": call.where}, fix="F.kl_div(log_p, log_q, log_target=True, reduction='batchmean')",
+                {"least_label": call.label_least, "where": call.where}, 
+                fix="F.kl_div(log_p, log_q, log_target=True, reduction='batchmean')",
             )  # fmt: skip
             return
 
@@ -195,7 +205,8 @@ def kl_mean(examination: Examination) -> Iterator[Seen]:
     for call in _calls(examination, "kl_div"):
         if call.reduction == "mean" and len(call.shape) >= 2 and call.shape[-1] > 1:
             yield Seen(
-                f"kl_div with reduction='mean' divides by examples times classes: it is {call.shape[-1]} times smaller than the divergence.",
+                f"kl_div with reduction='mean' divides by examples times classes: it is {call.shape[-1]} times "
+                "smaller than the divergence.",
                 {"factor": call.shape[-1], "where": call.where},
             )
             return
@@ -212,7 +223,8 @@ def one_class(examination: Examination) -> Iterator[Seen]:
     for call in _calls(examination, "cross_entropy", "nll_loss"):
         if len(call.shape) >= 2 and call.shape[1] == 1:
             yield Seen(
-                f"{call.name} gets one logit per example (shape {call.shape}): its softmax is always 1, and the loss 0.",
+                f"{call.name} gets one logit per example (shape {call.shape}): its softmax is always 1, and the loss "
+                "0.",
                 {"classes": 1, "where": call.where},
             )
             return
@@ -242,8 +254,8 @@ def wrong_axis(examination: Examination) -> Iterator[Seen]:
     for call in _calls(examination, *CLASS_LOSSES):
         if len(call.shape) >= 3 and call.last_axis_is_features and len(call.label_shape) == len(call.shape) - 1:
             yield Seen(
-                f"{call.name} gets shape {call.shape} straight from a linear layer: the classes are on the last axis, and it takes axis 1. "
-                "Nothing fails because both have the same length.",
+                f"{call.name} gets shape {call.shape} straight from a linear layer: the classes are on the last axis, "
+                "and it takes axis 1. Nothing fails because both have the same length.",
                 {"shape": list(call.shape), "where": call.where},
             )
             return
@@ -260,17 +272,18 @@ def out_of_range(examination: Examination) -> Iterator[Seen]:
     for call in _calls(examination):
         if call.name.startswith("binary_cross_entropy") and (call.label_least < -1e-6 or call.label_most > 1 + 1e-6):
             yield Seen(
-                f"{call.name} gets labels from {call.label_least:g} to {call.label_most:g}: outside of 0..1 the loss has no lower bound.",
+                f"{call.name} gets labels from {call.label_least:g} to {call.label_most:g}: outside of 0..1 the loss "
+                "has no lower bound.",
                 {"least": call.label_least, "most": call.label_most, "where": call.where},
             )
             return
-        if call.name in ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss"):
-            if call.label_values and 0.0 in call.label_values and not set(call.label_values) - {0.0, 1.0}:
-                yield Seen(
-                    f"{call.name} gets labels 0 and 1, and expects -1 and 1: examples with label 0 don't count.",
-                    {"labels": list(call.label_values), "where": call.where}, fix="loss_fn(a, b, 2 * y - 1)",
-                )  # fmt: skip
-                return
+        values = set(call.label_values or ())
+        if call.name in _OF_SIGNS and 0.0 in values and values <= {0.0, 1.0}:
+            yield Seen(
+                f"{call.name} gets labels 0 and 1, and expects -1 and 1: examples with label 0 don't count.",
+                {"labels": list(call.label_values), "where": call.where}, fix="loss_fn(a, b, 2 * y - 1)",
+            )  # fmt: skip
+            return
 
 
 @rule(
@@ -298,8 +311,8 @@ def float64(examination: Examination) -> Iterator[Seen]:
 @rule(
     "loss.padding-counted", WARNING, "05_training",
     title="Padded places count in the loss.",
-    looks="sequences that end in one repeated label while their inputs are constant there too, and the gradient of the loss at "
-    "these places.",
+    looks="sequences that end in one repeated label while their inputs are constant there too, and the gradient of "
+    "the loss at these places.",
     quiet="ignore_index and masks leave no gradient there; labels that repeat while the inputs vary are no padding.",
     fix="nn.CrossEntropyLoss(ignore_index=PAD)",
 )  # fmt: skip
@@ -310,8 +323,8 @@ def padding_counted(examination: Examination) -> Iterator[Seen]:
     places, share, gradient = found
     if gradient > 0:
         yield Seen(
-            f"{places} of the batch's label places are padding ({share:.0%}), and the loss has a gradient there: the network learns to "
-            "predict padding.",
+            f"{places} of the batch's label places are padding ({share:.0%}), and the loss has a gradient there: the "
+            "network learns to predict padding.",
             {"padded_places": places, "share": share, "gradient": gradient},
         )
 
@@ -321,8 +334,8 @@ def _padded(examination: Examination) -> tuple[int, float, float] | None:
     if not kept or parts.loss_fn is None or parts.step is not None:
         return None
     inputs, labels = parts.split(clone_tree(kept[0]))
-    first = next((leaf for leaf in ([inputs] if isinstance(inputs, Tensor) else list(inputs) if isinstance(inputs, tuple) else [])
-                  if isinstance(leaf, Tensor)), None)  # fmt: skip
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    first = next((leaf for leaf in given if isinstance(leaf, Tensor)), None)
     if (
         first is None
         or not isinstance(labels, Tensor)
@@ -384,8 +397,8 @@ def labels_unreachable(examination: Examination) -> Iterator[Seen]:
         )
         if call.requires_grad and call.label_outside(low, high) > 0.2:
             yield Seen(
-                f"{call.name} compares outputs of {call.made_by.removesuffix('Backward0').lower()}, which lie in {low:g} to {high:g}, "
-                f"with labels from {call.label_least:.3g} to {call.label_most:.3g}.",
+                f"{call.name} compares outputs of {call.made_by.removesuffix('Backward0').lower()}, which lie in "
+                f"{low:g} to {high:g}, with labels from {call.label_least:.3g} to {call.label_most:.3g}.",
                 {"share_out_of_reach": call.label_outside(low, high), "where": call.where},
             )
             return
@@ -402,7 +415,8 @@ def relu_before(examination: Examination) -> Iterator[Seen]:
     for call in _calls(examination, "cross_entropy", "binary_cross_entropy_with_logits"):
         if call.made_by.startswith("Relu"):
             yield Seen(
-                f"{call.name} gets the output of a ReLU: no logit can be negative, and where all are 0 nothing is learned.",
+                f"{call.name} gets the output of a ReLU: no logit can be negative, and where all are 0 nothing is "
+                "learned.",
                 {"least": call.least, "where": call.where},
             )
             return

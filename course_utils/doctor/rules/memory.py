@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
     for run in examination.runs:
         for kept in run.kept:
             sizes = kept.sizes
-            if len(sizes) >= 4 and all(b > a for a, b in zip(sizes[1:5], sizes[2:5], strict=False)):
+            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes[1:5])):
                 yield Seen(
                     f"The variable {kept.name!r} of your loop keeps the graph of every step alive "
                     f"({', '.join(map(str, sizes[:6]))} nodes after the first updates).",
@@ -30,13 +31,10 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
                 )
                 return
         for name, sizes in run.holders.items():
-            if (
-                len(sizes) >= 4
-                and all(b > a for a, b in zip(sizes, sizes[1:], strict=False))
-                and name.startswith("list #")
-            ):
+            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes)) and name.startswith("list #"):
                 yield Seen(
-                    f"A list that your code fills keeps {sizes[-1]} tensors with their graph after {len(sizes)} updates.",
+                    f"A list that your code fills keeps {sizes[-1]} tensors with their graph after {len(sizes)} "
+                    "updates.",
                     {"tensors_after_updates": sizes[:8]},
                     fix="history.append(loss.item())",
                 )
@@ -46,7 +44,8 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
 @rule(
     "memory.best-state-is-live", ERROR, "05_training",
     title="The remembered best weights are the live ones.",
-    looks="state dicts taken in your loop that are still held after later updates, and whose tensors share memory with the model.",
+    looks="state dicts taken in your loop that are still held after later updates, and whose tensors share memory "
+    "with the model.",
     quiet="state dicts that are copied, saved to disk or used up at once.",
     fix="best = copy.deepcopy(model.state_dict())",
 )  # fmt: skip
@@ -55,8 +54,8 @@ def best_is_live(examination: Examination) -> Iterator[Seen]:
     if alive is not None:
         where, tensors, later = alive
         yield Seen(
-            f"A state_dict() taken at {where} is still held after {later} more updates, and its {tensors} tensors are the live weights: "
-            "it always equals the last state.",
+            f"A state_dict() taken at {where} is still held after {later} more updates, and its {tensors} tensors are "
+            "the live weights: it always equals the last state.",
             {"tensors": tensors, "updates_since": later},
         )
 
@@ -64,14 +63,15 @@ def best_is_live(examination: Examination) -> Iterator[Seen]:
 @rule(
     "memory.slice-pins-storage", NOTE, "01_tensors",
     title="Kept slices keep whole tensors alive.",
-    looks="tensors in your lists that lie on a storage more than eight times as large, more of them after every update.",
+    looks="tensors in your lists that lie on a storage more than eight times as large, more of them after every "
+    "update.",
     quiet="copies, and tensors that fill their storage.",
     fix="kept.append(x[0].clone())",
 )  # fmt: skip
 def slice_pins(examination: Examination) -> Iterator[Seen]:
     for run in examination.runs:
         for sizes in run.pins.values():
-            if len(sizes) >= 4 and all(b > a for a, b in zip(sizes, sizes[1:], strict=False)):
+            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes)):
                 yield Seen(
                     f"A list of yours holds {sizes[-1]} small views of large tensors, which they keep in memory.",
                     {"views_after_updates": sizes[:8]},

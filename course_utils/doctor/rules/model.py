@@ -25,8 +25,8 @@ def _some(names: list[str], most: int = 4) -> str:
 @rule(
     "model.unregistered-parameters", ERROR, "03_modules",
     title="Layers or parameters are kept where the module does not see them.",
-    looks="tensors in lists, dicts, tuples and plain objects of a module that get gradients in training steps, and that no "
-    "optimizer holds.",
+    looks="tensors in lists, dicts, tuples and plain objects of a module that get gradients in training steps, and "
+    "that no optimizer holds.",
     quiet="a frozen teacher or a skeleton on the meta device hidden on purpose gets no gradient; a second name of a "
     "registered layer is no hidden one.",
     fix="self.layers = nn.ModuleList(layers)  # ModuleDict, ParameterList, ParameterDict",
@@ -48,20 +48,21 @@ def unregistered(examination: Examination) -> Iterator[Seen]:
             content = plural(modules, "module") if modules else plural(len(several), "tensor")
             holding = f"{what} holding {content}" if kind != "attribute" else what
             yield Seen(
-                f"Attribute {holder!r} is {holding} that parameters() does not see: {_some([h.name for h in missed])} get gradients, "
-                "but are neither trained nor saved nor moved.",
+                f"Attribute {holder!r} is {holding} that parameters() does not see: {_some([h.name for h in missed])} "
+                "get gradients, but are neither trained nor saved nor moved.",
                 {"tensors": len(several), "with_gradient_and_without_optimizer": len(missed)},
                 fix="self.weight = nn.Parameter(tensor)" if what == "a plain tensor" else None,
             )
         elif any(id(h.tensor) in examination.held for h in several):
             yield Seen(
-                f"{_some(names)} are trained by the optimizer, but the model does not register them: they are not saved or moved "
-                "with it.",
+                f"{_some(names)} are trained by the optimizer, but the model does not register them: they are not "
+                "saved or moved with it.",
                 {"tensors": len(several)}, severity=NOTE,
             )  # fmt: skip
         elif not examination.runs or examination.failure is not None:
             yield Seen(
-                f"Attribute {holder!r} is {what} with trainable tensors that parameters() does not see: {_some(names)}.",
+                f"Attribute {holder!r} is {what} with trainable tensors that parameters() does not see: "
+                f"{_some(names)}.",
                 {"tensors": len(several)},
                 severity=None if several[0].is_parameter and not examination.parts.optimizers else NOTE,
             )
@@ -70,10 +71,10 @@ def unregistered(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.constant-not-a-buffer", ERROR, "03_modules",
     title="A constant is a plain attribute and no buffer.",
-    looks="tensors that a module holds without registering them, and uses in forward, whose dtype or device differs from the "
-    "parameters'.",
-    quiet="where dtype and device agree it works until the model is moved: a note. Index tensors and caches that are not "
-    "used are not mentioned.",
+    looks="tensors that a module holds without registering them, and uses in forward, whose dtype or device differs "
+    "from the parameters'.",
+    quiet="where dtype and device agree it works until the model is moved: a note. Index tensors and caches that are "
+    "not used are not mentioned.",
     fix='self.register_buffer("name", tensor)',
 )  # fmt: skip
 def not_a_buffer(examination: Examination) -> Iterator[Seen]:
@@ -85,18 +86,19 @@ def not_a_buffer(examination: Examination) -> Iterator[Seen]:
         tensor = hidden.tensor
         if tensor.requires_grad or hidden.module is not None or tensor.is_meta or first is None:
             continue
-        differs = tensor.is_floating_point() and tensor.dtype != first.dtype or tensor.device != first.device
+        differs = (tensor.is_floating_point() and tensor.dtype != first.dtype) or tensor.device != first.device
         used = any(id(tensor) in run.hidden_used for run in examination.runs)
         failed = failure is not None and ("dtype" in failure.text or "device" in failure.text)
         if differs and failed and tensor.ndim > 0:
             yield Seen(
-                f"{hidden.name!r} is a plain tensor ({tensor.dtype}, {tensor.device}) while the parameters are {first.dtype} on "
-                f"{first.device}: .to() did not move it, and the forward pass fails.",
+                f"{hidden.name!r} is a plain tensor ({tensor.dtype}, {tensor.device}) while the parameters are "
+                f"{first.dtype} on {first.device}: .to() did not move it, and the forward pass fails.",
                 {"attribute": str(tensor.dtype), "parameters": str(first.dtype)},
             )
         elif used and tensor.is_floating_point() and tensor.ndim > 0 and hidden.container == "attribute":
             yield Seen(
-                f"{hidden.name!r} is used in forward but is no buffer: .to() does not move it and state_dict() lacks it.",
+                f"{hidden.name!r} is used in forward but is no buffer: .to() does not move it and state_dict() lacks "
+                "it.",
                 {"shape": list(tensor.shape)}, severity=NOTE,
             )  # fmt: skip
 
@@ -120,7 +122,8 @@ def shared_layer(examination: Examination) -> Iterator[Seen]:
         for names in places.values():
             if len(names) > 1:
                 yield Seen(
-                    f"{_some(names)} are one and the same layer: their weights are shared. If that is not meant, build each anew.",
+                    f"{_some(names)} are one and the same layer: their weights are shared. If that is not meant, "
+                    "build each anew.",
                     {"places": len(names)},
                 )
 
@@ -128,8 +131,8 @@ def shared_layer(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.tying-lost", ERROR, "03_modules",
     title="Weights that were tied are separate now.",
-    looks="an embedding and a linear layer whose weights are equal bit for bit, but do not share memory; and parameters that "
-    "share memory without being one parameter.",
+    looks="an embedding and a linear layer whose weights are equal bit for bit, but do not share memory; and "
+    "parameters that share memory without being one parameter.",
     quiet="copies of whole networks (target, teacher) have equal layers of the same kind.",
     fix="model.out.weight = model.emb.weight  # again after load_state_dict(assign=True)",
 )  # fmt: skip
@@ -144,8 +147,8 @@ def tying_lost(examination: Examination) -> Iterator[Seen]:
     for names in by_address.values():
         if len(names) > 1:
             yield Seen(
-                f"{_some(names)} share memory but are {len(names)} parameters: the optimizer updates it {len(names)} times, "
-                "and the tie ends when the model is moved.",
+                f"{_some(names)} share memory but are {len(names)} parameters: the optimizer updates it {len(names)} "
+                "times, and the tie ends when the model is moved.",
                 {"parameters": len(names)},
                 severity=WARNING,
                 fix="model.out.weight = model.emb.weight  # one Parameter under two names",
@@ -156,8 +159,8 @@ def tying_lost(examination: Examination) -> Iterator[Seen]:
         equal = _equal_once_tied(first, second)
         if equal:
             yield Seen(
-                f"{name}.weight and {other}.weight {equal} in all {first.weight.numel()} elements, but are two tensors: they "
-                "were tied once, and drift apart with the first update.",
+                f"{name}.weight and {other}.weight {equal} in all {first.weight.numel()} elements, but are two "
+                "tensors: they were tied once, and drift apart with the first update.",
                 {"elements": first.weight.numel(), "equal": first.weight.numel()},
             )
 
@@ -186,7 +189,8 @@ def _equal_once_tied(first: nn.Module, second: nn.Module) -> str:
     "model.random-in-eval", ERROR, "03_modules",
     title="The model is random in evaluation mode.",
     looks="two forward passes in evaluation mode with different random numbers, and which function drew them.",
-    quiet="noise that is drawn on purpose (samplers, training=True written out, layers that keep dropout on) is a note.",
+    quiet="noise that is drawn on purpose (samplers, training=True written out, layers that keep dropout on) is a "
+    "note.",
     fix="F.dropout(x, p, training=self.training)  # or an nn.Dropout made in __init__",
 )  # fmt: skip
 def random_in_eval(examination: Examination) -> Iterator[Seen]:
@@ -196,14 +200,15 @@ def random_in_eval(examination: Examination) -> Iterator[Seen]:
     evidence = {"difference": forwards.eval_difference}
     if forwards.omitted_training:
         yield Seen(
-            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}: F.dropout at {forwards.omitted_training[0]} is "
-            "called without training=, and is on by default.",
+            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}: F.dropout at "
+            f"{forwards.omitted_training[0]} is called without training=, and is on by default.",
             evidence,
         )
     elif forwards.unregistered_dropout:
         yield Seen(
-            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}: a dropout layer that the model does not hold "
-            f"(made in forward, or kept in a list) stays in training mode, {forwards.unregistered_dropout[0]}.",
+            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}: a dropout layer that the model "
+            "does not hold (made in forward, or kept in a list) stays in training mode, "
+            f"{forwards.unregistered_dropout[0]}.",
             evidence,
             fix="self.drop = nn.Dropout(p)  # in __init__",
         )
@@ -216,7 +221,8 @@ def random_in_eval(examination: Examination) -> Iterator[Seen]:
         drawn = forwards.eval_calls.random
         where = f" {drawn[0][0]} at {drawn[0][1]}." if drawn else ""
         yield Seen(
-            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}, because forward draws random numbers.{where}",
+            f"Two passes in evaluation mode differ by {forwards.eval_difference:.3g}, because forward draws random "
+            f"numbers.{where}",
             evidence, severity=NOTE,
         )  # fmt: skip
 
@@ -224,8 +230,10 @@ def random_in_eval(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.layer-built-in-forward", ERROR, "03_modules",
     title="A layer is made anew in each forward pass.",
-    looks="modules with parameters, Dropout or BatchNorm that are made while a forward pass runs, in more than one pass.",
-    quiet="activations and losses without parameters may be made anywhere; a layer that is made once and registered is lazy.",
+    looks="modules with parameters, Dropout or BatchNorm that are made while a forward pass runs, in more than one "
+    "pass.",
+    quiet="activations and losses without parameters may be made anywhere; a layer that is made once and registered "
+    "is lazy.",
     fix="self.fc = nn.Linear(8, 1)  # in __init__; in forward only self.fc(x)",
 )  # fmt: skip
 def built_in_forward(examination: Examination) -> Iterator[Seen]:
@@ -244,8 +252,8 @@ def built_in_forward(examination: Examination) -> Iterator[Seen]:
         if len(modules) >= max(2, run.count):
             kind = type(modules[0]).__name__
             yield Seen(
-                f"{kind} is made inside forward ({where}), {len(modules)} times in {run.count} steps: its weights are new each time, "
-                "and eval(), the optimizer and state_dict() don't reach it.",
+                f"{kind} is made inside forward ({where}), {len(modules)} times in {run.count} steps: its weights are "
+                "new each time, and eval(), the optimizer and state_dict() don't reach it.",
                 {"made": len(modules), "steps": run.count, "where": where},
             )
             return
@@ -254,10 +262,11 @@ def built_in_forward(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.mixes-batch", ERROR, "01_tensors",
     title="The answer for one example depends on its neighbours in the batch.",
-    looks="the first output when all other inputs change, in evaluation mode; and whether shuffled inputs give shuffled "
-    "outputs, which a view that mixes axes does not.",
-    quiet="models bound to one batch (a graph with all its nodes) fail on fewer examples and are left out; statistics over the "
-    "batch, which treat all examples alike, are a warning, and a note beside several optimizers (GAN).",
+    looks="the first output when all other inputs change, in evaluation mode; and whether shuffled inputs give "
+    "shuffled outputs, which a view that mixes axes does not.",
+    quiet="models bound to one batch (a graph with all its nodes) fail on fewer examples and are left out; "
+    "statistics over the batch, which treat all examples alike, are a warning, and a note beside several "
+    "optimizers (GAN).",
     fix="x = x.transpose(0, 1)  # axes are exchanged by transpose or permute, not by view or reshape",
 )  # fmt: skip
 def mixes_batch(examination: Examination) -> Iterator[Seen]:
@@ -267,22 +276,22 @@ def mixes_batch(examination: Examination) -> Iterator[Seen]:
     evidence = {"change_of_first_output": forwards.mixing, "largest_output": forwards.scale}
     if not forwards.is_equivariant:
         yield Seen(
-            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change, and it matters where they "
-            "stand: a view, reshape or layer takes the batch axis for another one.",
+            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change, and it "
+            "matters where they stand: a view, reshape or layer takes the batch axis for another one.",
             evidence,
         )
     elif forwards.over_batch:
         yield Seen(
-            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change: a softmax runs "
-            f"over the batch axis, {forwards.over_batch[0]}.",
+            f"The output of example 0 changes by {forwards.mixing:.3g} when only the other examples change: a softmax "
+            f"runs over the batch axis, {forwards.over_batch[0]}.",
             evidence,
             fix="x.softmax(dim=1)",
         )
     elif forwards.attention_over_batch:
         shape = forwards.attention_over_batch[0]
         yield Seen(
-            f"The output of one example changes by {forwards.mixing:.3g} when only the others change: attention gets shape "
-            f"{shape} and takes axis 0, the batch, for the sequence.",
+            f"The output of one example changes by {forwards.mixing:.3g} when only the others change: attention gets "
+            f"shape {shape} and takes axis 0, the batch, for the sequence.",
             evidence,
             fix="nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)",
         )
@@ -291,8 +300,8 @@ def mixes_batch(examination: Examination) -> Iterator[Seen]:
             isinstance(m, _BatchNorm) and not m.track_running_stats for m in examination.model.modules()
         )
         yield Seen(
-            f"The output of one example changes by {forwards.mixing:.3g} when the others change, even in evaluation mode: "
-            "the model uses statistics of the batch.",
+            f"The output of one example changes by {forwards.mixing:.3g} when the others change, even in evaluation "
+            "mode: the model uses statistics of the batch.",
             evidence,
             severity=NOTE if meant else WARNING,
             fix="compute means and norms over axis 1, or keep running statistics for evaluation",
@@ -315,7 +324,8 @@ def squeeze_drops(examination: Examination) -> Iterator[Seen]:
     if len(forwards.shape_of_one) < len(forwards.shape_of_two):
         comes = _yields_one(examination)
         yield Seen(
-            f"The output has shape {forwards.shape_of_one} for one example and {forwards.shape_of_two} for two: squeeze() drops the "
+            f"The output has shape {forwards.shape_of_one} for one example and {forwards.shape_of_two} for two: "
+            "squeeze() drops the "
             "batch axis" + (", and the loader ends with a batch of one." if comes else "."),
             {"shape_for_one": list(forwards.shape_of_one), "shape_for_two": list(forwards.shape_of_two)},
             severity=None if comes else NOTE,
@@ -334,8 +344,8 @@ def inplace_changes(examination: Examination) -> Iterator[Seen]:
     if forwards is None or forwards.inplace_difference <= 1e-5 * forwards.scale or not forwards.inplace_names:
         return
     yield Seen(
-        f"The output changes by {forwards.inplace_difference:.3g} when {_some(forwards.inplace_names)} work out of place: they "
-        "overwrite a tensor that is used again, such as the input of a shortcut.",
+        f"The output changes by {forwards.inplace_difference:.3g} when {_some(forwards.inplace_names)} work out of "
+        "place: they overwrite a tensor that is used again, such as the input of a shortcut.",
         {"difference": forwards.inplace_difference, "in_place": forwards.inplace_names[:8]},
     )
 
@@ -343,9 +353,10 @@ def inplace_changes(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.frozen-statistics-move", ERROR, "03_modules",
     title="A frozen part changes, because its BatchNorm keeps learning statistics.",
-    looks="BatchNorm layers in frozen parts whose running statistics move in training steps while their parameters do not.",
-    quiet="teachers and target networks are updated, or are a copy of a trained part; a BatchNorm between trained layers is "
-    "not frozen; one that is kept in evaluation mode does not move.",
+    looks="BatchNorm layers in frozen parts whose running statistics move in training steps while their parameters "
+    "do not.",
+    quiet="teachers and target networks are updated, or are a copy of a trained part; a BatchNorm between trained "
+    "layers is not frozen; one that is kept in evaluation mode does not move.",
     fix="def train(self, mode=True): super().train(mode); self.backbone.eval(); return self",
 )  # fmt: skip
 def frozen_statistics(examination: Examination) -> Iterator[Seen]:
@@ -355,7 +366,7 @@ def frozen_statistics(examination: Examination) -> Iterator[Seen]:
         return
     frozen: list[str] = []
     for prefix, module in model.named_modules():
-        if isinstance(module, (nn.ModuleDict, nn.ModuleList)) or not prefix and _trains(module):
+        if isinstance(module, (nn.ModuleDict, nn.ModuleList)) or (not prefix and _trains(module)):
             continue
         own = list(module.parameters())
         if not own or any(p.requires_grad for p in own) or any(id(p) in examination.weights_moved for p in own):
@@ -376,8 +387,8 @@ def frozen_statistics(examination: Examination) -> Iterator[Seen]:
         frozen = _frozen_in_sequence(model, facts.buffers_moved, examination)
     if frozen:
         yield Seen(
-            f"All parameters around {_some(frozen)} are frozen, but their running statistics change in training: the frozen part "
-            "gives other features afterwards.",
+            f"All parameters around {_some(frozen)} are frozen, but their running statistics change in training: the "
+            "frozen part gives other features afterwards.",
             {"batchnorm_layers_that_move": len(frozen)},
         )
 
@@ -388,16 +399,16 @@ def _trains(module: nn.Module) -> bool:
 
 def _frozen_in_sequence(model: nn.Module, moved: set[str], examination: Examination) -> list[str]:
     """Return frozen BatchNorm layers that follow a frozen layer, where no container holds just the frozen part."""
-    found, before = [], None
+    found, before, moving = [], None, examination.weights_moved
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if not own:
             continue
         frozen = not any(p.requires_grad for p in own)
-        if isinstance(module, _BatchNorm) and frozen and before is True and f"{name}.running_mean" in moved:
-            if not any(id(p) in examination.weights_moved for p in own):
-                found.append(name)
-        before = frozen if not isinstance(module, _BatchNorm) else before
+        if not isinstance(module, _BatchNorm):
+            before = frozen
+        elif frozen and before and f"{name}.running_mean" in moved and moving.isdisjoint(map(id, own)):
+            found.append(name)
     return found if not _has_any_twin(model) else []
 
 
@@ -436,7 +447,8 @@ def hook_left(examination: Examination) -> Iterator[Seen]:
                 most = max(new.values())
                 name = training.modules.get(key, "a module")
                 yield Seen(
-                    f"Your loop leaves {plural(most, 'hook')} with the same code on {name!r} after {plural(training.trace.epochs, 'epoch')}.",
+                    f"Your loop leaves {plural(most, 'hook')} with the same code on {name!r} after "
+                    f"{plural(training.trace.epochs, 'epoch')}.",
                     {"hooks": most, "epochs": training.trace.epochs},
                     severity=None if most >= 2 else NOTE,
                 )  # fmt: skip
@@ -447,7 +459,8 @@ def hook_left(examination: Examination) -> Iterator[Seen]:
         repeated = max((codes.count(code) for code in codes if code is not None), default=0)
         if repeated >= 2:
             yield Seen(
-                f"{name or type(module).__name__!r} carries {repeated} forward hooks with the same code: one is registered again and again.",
+                f"{name or type(module).__name__!r} carries {repeated} forward hooks with the same code: one is "
+                "registered again and again.",
                 {"hooks": repeated}, severity=WARNING,
             )  # fmt: skip
             return
@@ -456,8 +469,8 @@ def hook_left(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.depends-on-padding", WARNING, "04_data",
     title="The answer depends on padding.",
-    looks="the output when only padded places change, and when only real places change, for batches that say which is which "
-    "(a mask, lengths, or a channel of zeros and ones).",
+    looks="the output when only padded places change, and when only real places change, for batches that say which "
+    "is which (a mask, lengths, or a channel of zeros and ones).",
     quiet="outputs at padded places don't count; convolutions may look one place beyond the end: a note.",
     fix="key_padding_mask=~keep  # True means: ignore. In scaled_dot_product_attention True means: keep",
 )  # fmt: skip
@@ -469,17 +482,19 @@ def depends_on_padding(examination: Examination) -> Iterator[Seen]:
     if padding.effect <= 1e-4 * forwards.scale:
         return
     evidence = {
-        "change_by_padding": padding.effect, "change_by_real_places": padding.effect_of_real, "padded_places": padding.padded,
+        "change_by_padding": padding.effect, "change_by_real_places": padding.effect_of_real,
+        "padded_places": padding.padded,
     }  # fmt: skip
     if padding.effect_of_real <= 1e-5 * forwards.scale:
         yield Seen(
-            f"Padded places change the output by {padding.effect:.3g}, real places after the first by nothing: the mask is the "
-            "wrong way round.",
+            f"Padded places change the output by {padding.effect:.3g}, real places after the first by nothing: the "
+            "mask is the wrong way round.",
             evidence, severity=ERROR,
         )  # fmt: skip
     else:
         yield Seen(
-            f"The output changes by {padding.effect:.3g} when only padded places change ({padding.kind}): padding is not masked.",
+            f"The output changes by {padding.effect:.3g} when only padded places change ({padding.kind}): padding is "
+            "not masked.",
             evidence, severity=NOTE if padding.has_convolution else None,
         )  # fmt: skip
 
@@ -498,14 +513,15 @@ def average_is_wrong(examination: Examination) -> Iterator[Seen]:
         return
     if ema["aliased"]:
         yield Seen(
-            f"The copy shares the memory of {_some(ema['aliased'])} with the model: it is no average but the model itself.",
+            f"The copy shares the memory of {_some(ema['aliased'])} with the model: it is no average but the model "
+            "itself.",
             {"shared_tensors": len(ema["aliased"])}, fix="ema = copy.deepcopy(model)",
         )  # fmt: skip
         return
     if ema["rounded_away"] and not ema["parameters_moved"]:
         yield Seen(
-            f"The copy is written to but does not move ({_some(ema['rounded_away'])}): its precision is too low for steps that "
-            "small.",
+            f"The copy is written to but does not move ({_some(ema['rounded_away'])}): its precision is too low for "
+            "steps that small.",
             {"tensors": len(ema["rounded_away"])}, severity=WARNING, fix="keep the copy in float32",
         )  # fmt: skip
     if ema["with_graph"]:
@@ -514,16 +530,16 @@ def average_is_wrong(examination: Examination) -> Iterator[Seen]:
             {"tensors": len(ema["with_graph"])}, fix="with torch.no_grad(): ema_p.lerp_(p, 0.01)",
         )  # fmt: skip
     if ema["unit"]:
-        name, norm = ema["unit"][0]
+        _, norm = ema["unit"][0]
         yield Seen(
-            f"{_some([n for n, _ in ema['unit']])} are unit vectors in the model, and have norm {norm:.4f} in the copy: such buffers "
-            "(spectral norm) must be copied, not averaged.",
+            f"{_some([n for n, _ in ema['unit']])} are unit vectors in the model, and have norm {norm:.4f} in the "
+            "copy: such buffers (spectral norm) must be copied, not averaged.",
             {"buffers": len(ema["unit"]), "norm": norm},
         )
     if ema["stale_buffers"] and ema["parameters_moved"]:
         yield Seen(
-            f"The copy's parameters follow the model, but {_some(ema['stale_buffers'])} stay as they were: in evaluation mode it "
-            "normalizes with old statistics.",
+            f"The copy's parameters follow the model, but {_some(ema['stale_buffers'])} stay as they were: in "
+            "evaluation mode it normalizes with old statistics.",
             {"buffers": len(ema["stale_buffers"])}, severity=NOTE if ema["is_averaged_model"] else WARNING,
         )  # fmt: skip
 
@@ -559,8 +575,8 @@ def symmetric_units(examination: Examination) -> Iterator[Seen]:
     if run is None or not run.symmetric or len(run.trace.updates) < 2:
         return
     yield Seen(
-        f"All rows of {_some(run.symmetric)} are equal before and after {len(run.trace.updates)} updates: the layer has one "
-        "unit, many times.",
+        f"All rows of {_some(run.symmetric)} are equal before and after {len(run.trace.updates)} updates: the layer "
+        "has one unit, many times.",
         {"weights": len(run.symmetric), "updates": len(run.trace.updates)},
     )
 
@@ -581,7 +597,8 @@ def uninitialized(examination: Examination) -> Iterator[Seen]:
         strange = (~torch.isfinite(size)) | (size > 1e18) | ((size > 0) & (size < 1e-30))
         if bool(strange.any()):
             yield Seen(
-                f"{name} holds values that no initialization gives, such as {float(parameter.detach()[strange][0]):.3g}.",
+                f"{name} holds values that no initialization gives, such as "
+                f"{float(parameter.detach()[strange][0]):.3g}.",
                 {"strange_values": int(strange.sum()), "values": parameter.numel()},
             )
             return
@@ -604,7 +621,7 @@ def sees_the_future(examination: Examination) -> Iterator[Seen]:
     if forwards is None or forwards.future <= 1e-4 * forwards.scale:
         return
     yield Seen(
-        f"The labels are the inputs one place later, and the output of the first places changes by {forwards.future:.3g} when "
-        "only later inputs change: the answer is in the input.",
+        "The labels are the inputs one place later, and the output of the first places changes by "
+        f"{forwards.future:.3g} when only later inputs change: the answer is in the input.",
         {"change": forwards.future, "largest_output": forwards.scale},
     )

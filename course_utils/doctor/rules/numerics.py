@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @rule(
     "autograd.loss-not-connected", ERROR, "02_autograd",
     title="The loss is not connected to the weights.",
-    looks="whether the loss that backward() starts from has a graph, or is a leaf that was only marked as requiring gradients.",
+    looks="whether the loss that backward() starts from has a graph, or is a leaf that was only marked as requiring "
+    "gradients.",
     quiet="any loss that was computed from the model's output by differentiable operations.",
     fix="loss = torch.stack(parts).mean()  # no .item(), .numpy(), torch.tensor(...) or .detach() on the way",
 )  # fmt: skip
@@ -26,8 +27,8 @@ def not_connected(examination: Examination) -> Iterator[Seen]:
     trained, failure = examination.trained, examination.failure
     if failure is not None and "does not require grad" in failure.text and not trained:
         yield Seen(
-            "backward() failed: the loss has no graph. Somewhere between the weights and the loss it became a plain number "
-            "(.item(), .numpy(), torch.tensor(...), .detach(), no_grad()).",
+            "backward() failed: the loss has no graph. Somewhere between the weights and the loss it became a plain "
+            "number (.item(), .numpy(), torch.tensor(...), .detach(), no_grad()).",
             {"loss_requires_grad": False, "where": failure.where},
         )
     elif any(run.loss_is_leaf for run in examination.runs) and not trained:
@@ -52,8 +53,8 @@ def nan_gradient(examination: Examination) -> Iterator[Seen]:
                 continue
             operation = _operation(examination, backward.index)
             yield Seen(
-                f"In backward pass {backward.index} the loss is {backward.root:.4g}, but the gradient of {backward.first_bad} is not finite"
-                + (f": {operation}." if operation else "."),
+                f"In backward pass {backward.index} the loss is {backward.root:.4g}, but the gradient of "
+                f"{backward.first_bad} is not finite" + (f": {operation}." if operation else "."),
                 {"loss": backward.root, "backward_pass": backward.index, "first": backward.first_bad},
             )
             return
@@ -134,8 +135,8 @@ def saved_value_changed(examination: Examination) -> Iterator[Seen]:
     if facts is not None and facts.changed:
         shape, where = facts.changed[0]
         yield Seen(
-            f"{len(facts.changed)} saved tensors have other values in the backward pass than in the forward pass (the first of shape "
-            f"{shape}, saved at {where}): a write through .data or NumPy, and silently wrong gradients.",
+            f"{len(facts.changed)} saved tensors have other values in the backward pass than in the forward pass (the "
+            f"first of shape {shape}, saved at {where}): a write through .data or NumPy, and silently wrong gradients.",
             {"changed": len(facts.changed), "shape": list(shape)},
         )
 
@@ -151,7 +152,8 @@ def function_ignores(examination: Examination) -> Iterator[Seen]:
     for name, linear in _functions(examination).items():
         if linear["ignores"]:
             yield Seen(
-                f"{name}.backward returns the same gradient whatever comes in: it leaves out grad_output, the chain rule.",
+                f"{name}.backward returns the same gradient whatever comes in: it leaves out grad_output, the chain "
+                "rule.",
                 {"gradient_for_g": linear["once"], "gradient_for_2g": linear["twice"]},
             )
 
@@ -159,9 +161,10 @@ def function_ignores(examination: Examination) -> Iterator[Seen]:
 @rule(
     "autograd.function-wrong-gradient", WARNING, "02_autograd",
     title="The backward of a custom Function is not the derivative of its forward.",
-    looks="the backward beside a difference quotient in float64, where the forward is smooth and no multiple of its input.",
-    quiet="deliberate surrogates: functions that are piecewise constant (rounding, spikes), the identity (reversal, scaling, "
-    "clipping), and places where the difference quotient is 0.",
+    looks="the backward beside a difference quotient in float64, where the forward is smooth and no multiple of its "
+    "input.",
+    quiet="deliberate surrogates: functions that are piecewise constant (rounding, spikes), the identity (reversal, "
+    "scaling, clipping), and places where the difference quotient is 0.",
     fix="torch.autograd.gradcheck(MyFunction.apply, inputs.double())",
 )  # fmt: skip
 def function_wrong(examination: Examination) -> Iterator[Seen]:
@@ -283,8 +286,8 @@ def _is_multiple(output: Tensor, value: Tensor) -> bool:
 @rule(
     "autograd.sample-not-rsample", WARNING, "02_autograd",
     title="A sample cuts the graph where a reparameterized one would not.",
-    looks="``sample()`` of a distribution that has ``rsample()``, whose parameters require gradients, in a step that never asks "
-    "for a log_prob.",
+    looks="``sample()`` of a distribution that has ``rsample()``, whose parameters require gradients, in a step that "
+    "never asks for a log_prob.",
     quiet="policies that are trained through log_prob, and samples drawn without gradients.",
     fix="z = torch.distributions.Normal(mu, sigma).rsample()",
 )  # fmt: skip
@@ -293,6 +296,7 @@ def sample_not_rsample(examination: Examination) -> Iterator[Seen]:
     if facts is not None and facts.samples and not facts.log_probs:
         name, where = facts.samples[0]
         yield Seen(
-            f"{name}.sample() at {where} has no gradient with respect to the distribution's parameters: what it feeds can't teach them.",
+            f"{name}.sample() at {where} has no gradient with respect to the distribution's parameters: what it feeds "
+            "can't teach them.",
             {"samples": len(facts.samples), "where": where},
         )

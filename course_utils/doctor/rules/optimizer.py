@@ -36,10 +36,10 @@ def _owner(model: nn.Module, name: str) -> nn.Module | None:
 @rule(
     "optimizer.parameters-missing", ERROR, "05_training",
     title="Parameters get gradients, but no optimizer holds them.",
-    looks="the parameters that get gradients in training steps, and those that the optimizers hold, including optimizers that "
-    "your functions hold.",
-    quiet="frozen parameters; the early part of a network whose optimizer was given only the later part is a note, since that is "
-    "how a fixed feature extractor is often written; parameters that other optimizers hold.",
+    looks="the parameters that get gradients in training steps, and those that the optimizers hold, including "
+    "optimizers that your functions hold.",
+    quiet="frozen parameters; the early part of a network whose optimizer was given only the later part is a note, "
+    "since that is how a fixed feature extractor is often written; parameters that other optimizers hold.",
     fix="optimizer = torch.optim.Adam(model.parameters(), lr)  # after the last layer is in place",
 )  # fmt: skip
 def parameters_missing(examination: Examination) -> Iterator[Seen]:
@@ -64,8 +64,9 @@ def parameters_missing(examination: Examination) -> Iterator[Seen]:
     evidence = {"without_optimizer": len(missing), "held_but_not_in_model": len(stray)}
     if stray:
         yield Seen(
-            f"{_some(names)} get gradients but are in no optimizer, and the optimizer holds {plural(len(stray), 'tensor')} that the "
-            "model does not have: the model was changed after the optimizer was built.",
+            f"{_some(names)} get gradients but are in no optimizer, and the optimizer holds "
+            f"{plural(len(stray), 'tensor')} that the model does not have: the model was changed after the optimizer "
+            "was built.",
             evidence,
         )
         return
@@ -73,7 +74,8 @@ def parameters_missing(examination: Examination) -> Iterator[Seen]:
     prefix = bool(in_use) and _is_prefix(model, names, in_use, examination)
     yield Seen(
         f"{_some(names)} get gradients but are in no optimizer, so they never change."
-        + (" If that is meant, freeze them with requires_grad_(False): then their gradients cost nothing." if prefix else ""),
+        + (" If that is meant, freeze them with requires_grad_(False): then their gradients cost "
+        "nothing." if prefix else ""),
         evidence, severity=NOTE if prefix else None,
     )  # fmt: skip
 
@@ -91,9 +93,10 @@ def _is_prefix(model: nn.Module, missing: list[str], in_use: list[str], examinat
 @rule(
     "optimizer.no-gradient", ERROR, "02_autograd",
     title="Parameters in the optimizer never get a gradient.",
-    looks="parameters whose layer runs in training steps, but whose ``.grad`` stays None in all of them: the graph is cut.",
-    quiet="parameters of layers that did not run (heads of other tasks, experts) are a note; frozen ones and those of targets and "
-    "teachers that no optimizer holds are not mentioned.",
+    looks="parameters whose layer runs in training steps, but whose ``.grad`` stays None in all of them: the graph "
+    "is cut.",
+    quiet="parameters of layers that did not run (heads of other tasks, experts) are a note; frozen ones and those "
+    "of targets and teachers that no optimizer holds are not mentioned.",
     fix="find the detach(), .data, .item(), numpy() or no_grad() between these layers and the loss",
 )  # fmt: skip
 def no_gradient(examination: Examination) -> Iterator[Seen]:
@@ -118,7 +121,8 @@ def no_gradient(examination: Examination) -> Iterator[Seen]:
             idle.append(name)
     if cut and trained:
         yield Seen(
-            f"{_some(cut)} never get a gradient, although their layers run: the graph is cut between them and the loss.",
+            f"{_some(cut)} never get a gradient, although their layers run: the graph is cut between them and the "
+            "loss.",
             {"parameters": len(cut), "steps": max(run.count, 1)},
         )
     elif cut:
@@ -128,9 +132,10 @@ def no_gradient(examination: Examination) -> Iterator[Seen]:
         )
     if idle:
         yield Seen(
-            f"{_some(idle)} took no part in {plural(run.count, 'step')}: their layers did not run. DistributedDataParallel would "
-            "wait for their gradients.",
-            {"parameters": len(idle)}, severity=NOTE, fix="remove the layers, or DistributedDataParallel(model, find_unused_parameters=True)",
+            f"{_some(idle)} took no part in {plural(run.count, 'step')}: their layers did not run. "
+            "DistributedDataParallel would wait for their gradients.",
+            {"parameters": len(idle)}, severity=NOTE, fix="remove the layers, or DistributedDataParallel(model, "
+                "find_unused_parameters=True)",
         )  # fmt: skip
 
 
@@ -143,7 +148,8 @@ def _ancestors(model: nn.Module, name: str) -> list[nn.Module]:
     "optimizer.gradient-always-zero", WARNING, "02_autograd",
     title="The gradient of a layer is exactly zero in every step.",
     looks="weight matrices that get a gradient in four or more steps, but never one other than zero, while others do.",
-    quiet="gates that start at zero open after a few updates; losses that are zero have nothing to teach; biases are not judged.",
+    quiet="gates that start at zero open after a few updates; losses that are zero have nothing to teach; biases are "
+    "not judged.",
     fix="look for round(), argmax, comparisons, a softmax over one value, or dead ReLU units before the loss",
 )  # fmt: skip
 def gradient_zero(examination: Examination) -> Iterator[Seen]:
@@ -151,12 +157,13 @@ def gradient_zero(examination: Examination) -> Iterator[Seen]:
     if model is None or steps is None or steps.count < 4:
         return
     trace = steps.trace
-    if all(loss == 0 for loss in steps.losses) or examination.batches.is_one_shot and steps.count < 4:
+    if all(loss == 0 for loss in steps.losses) or (examination.batches.is_one_shot and steps.count < 4):
         return
     nonzero = trace.nonzero
     zero = [
         n for n, p in model.named_parameters()
-        if p.requires_grad and p.ndim >= 2 and id(p) in trace.trained and id(p) not in nonzero and id(p) in examination.held
+        if p.requires_grad and p.ndim >= 2 and id(p) in trace.trained
+        and id(p) not in nonzero and id(p) in examination.held
     ]  # fmt: skip
     used = [
         n
@@ -197,8 +204,8 @@ def update_vanishes(examination: Examination) -> Iterator[Seen]:
         if share >= (0.9 if low else 0.999) and not _clipped_to_nothing(trace):
             kind = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
             yield Seen(
-                f"{share:.0%} of the weights with a gradient stay as they were in {len(usable)} updates ({kind}, learning rate "
-                f"{usable[-1].lr:g}): the updates are rounded away.",
+                f"{share:.0%} of the weights with a gradient stay as they were in {len(usable)} updates ({kind}, "
+                f"learning rate {usable[-1].lr:g}): the updates are rounded away.",
                 {"share_that_stays": share, "updates": len(usable), "learning_rate": usable[-1].lr},
                 fix=None if low else "a larger learning rate",
             )
@@ -220,7 +227,8 @@ def half_weights(examination: Examination) -> Iterator[Seen]:
     half = [p for p in _held(examination) if p.requires_grad and p.dtype == torch.float16]
     if half:
         yield Seen(
-            f"{plural(len(half), 'trained tensor')} are float16: small updates are rounded away, and Adam's eps of 1e-8 becomes 0.",
+            f"{plural(len(half), 'trained tensor')} are float16: small updates are rounded away, and Adam's eps of "
+            "1e-8 becomes 0.",
             {"tensors": len(half)},
         )
 
@@ -265,8 +273,8 @@ def strays(examination: Examination) -> Iterator[Seen]:
         )
     elif found and missing and not any(id(p) in examination.weights_moved for p in missing):
         yield Seen(
-            f"The optimizer holds {plural(len(found), 'tensor')} that the model does not have, and the model has {len(missing)} that the "
-            "optimizer lacks: it was built for another model, or before layers were replaced.",
+            f"The optimizer holds {plural(len(found), 'tensor')} that the model does not have, and the model has "
+            f"{len(missing)} that the optimizer lacks: it was built for another model, or before layers were replaced.",
             {"held_but_not_in_model": len(found), "without_optimizer": len(missing)}, severity=ERROR,
             fix="optimizer = torch.optim.Adam(model.parameters(), lr)  # after the model is complete",
         )  # fmt: skip

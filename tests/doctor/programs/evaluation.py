@@ -169,8 +169,13 @@ def accuracy_of_all_pairs():
 def argmax_over_the_batch():
     x, y = classes(64, c=4)
     loader = batches(x, y, 4)
-    return setup(mlp(4, 4), [b for b in loader if len(b[1].unique()) > 1], nn.CrossEntropyLoss(),
-                 metric=lambda out, labels: (out.argmax(0).sort().values == torch.arange(4)).float().mean())  # fmt: skip
+    mixed = [b for b in loader if len(b[1].unique()) > 1]
+    return setup(
+        mlp(4, 4),
+        mixed,
+        nn.CrossEntropyLoss(),
+        metric=lambda out, labels: (out.argmax(0).sort().values == torch.arange(4)).float().mean(),
+    )
 
 
 @healthy

@@ -443,7 +443,7 @@ def sigmoid_and_bce():
 
 @faulty("loss.one-class")
 def one_logit_and_cross_entropy():
-    x, y = regression()
+    x, _ = regression()
     return setup(mlp(4, 1), batches(x, torch.zeros(64).long()), nn.CrossEntropyLoss())
 
 

@@ -139,7 +139,7 @@ def triplets():
 @healthy
 def several_tasks():
     x, y = regression()
-    x2, c = classes()
+    _, c = classes()
 
     class Tasks(nn.Module):
         def __init__(self):
