@@ -29,6 +29,8 @@ class Exercise:
         kind: ``exercise`` or ``clinic``.
         errors: pairs of a fragment of an error message and the idea to revisit when the answer raises it.
         needs: exercises of the same lesson whose answers this one calls.
+        finding: of a clinic item: the code under which the training doctor reports this fault, ``loss.broadcast``.
+        unseen: of a clinic item that the doctor can't find: why not, as a sentence. Each item has one of the two.
     """
 
     id: str
@@ -38,6 +40,8 @@ class Exercise:
     kind: str = EXERCISE
     errors: tuple[tuple[str, str], ...] = ()
     needs: tuple[str, ...] = ()
+    finding: str | None = None
+    unseen: str = ""
 
 
 @cache

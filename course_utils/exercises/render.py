@@ -61,7 +61,8 @@ def outcome_card(exercise: Exercise, outcome: Outcome, note: str = "") -> Card:
         return Card("todo", f"{exercise.title}: not attempted yet", rows + notes)
     if outcome.state == PASSED:
         counted = tuple(dict.fromkeys(outcome.held))
-        return Card("done", f"{exercise.title}: passed", (("holds", "; ".join(counted)), *notes))
+        rows = (("holds", "; ".join(counted)), *_doctor(exercise))
+        return Card("done", f"{exercise.title}: passed", rows + notes)
     assert outcome.miss is not None
     parts = (
         ("expected", outcome.miss.what),
@@ -70,6 +71,13 @@ def outcome_card(exercise: Exercise, outcome: Outcome, note: str = "") -> Card:
     )
     verdict = "not repaired yet" if exercise.kind == CLINIC else "not right yet"
     return Card("wrong", f"{exercise.title}: {verdict}", tuple(row for row in parts if row[1]) + notes)
+
+
+def _doctor(exercise: Exercise) -> tuple[tuple[str, str], ...]:
+    """Return the row that says what the training doctor makes of this fault; none for what is no clinic item."""
+    if exercise.finding:
+        return (("doctor", f"In your own code it reports this as {exercise.finding} (docs/doctor.md)."),)
+    return (("doctor", f"It can't see this. {exercise.unseen}"),) if exercise.unseen else ()
 
 
 @_never_raises
