@@ -178,6 +178,7 @@ EXERCISES = [
         title="A body that never learns",
         check=check_clinic_features,
         kind=CLINIC,
+        finding="optimizer.no-gradient",
         hints=(
             "Print body's gradient after backward.",
             "At which line does the tensor lose its grad_fn?",
@@ -193,6 +194,7 @@ EXERCISES = [
         title="Right values, wrong gradients",
         check=check_clinic_softmax,
         kind=CLINIC,
+        finding="autograd.saved-value-changed",
         hints=(
             "Compare with torch.softmax: first the values, then the gradients.",
             "Which operation happened where autograd can't see it?",
@@ -211,6 +213,7 @@ EXERCISES = [
         title="Backward, twice",
         check=check_clinic_two_losses,
         kind=CLINIC,
+        finding="loop.stale-state",
         hints=(
             "Both losses go through the body. What happens to the body's saved tensors in the first backward?",
             "Gradients add up: one backward of the sum does both. retain_graph=True in the first works too.",
@@ -232,6 +235,7 @@ EXERCISES = [
         title="Two points that coincide",
         check=check_clinic_distance,
         kind=CLINIC,
+        finding="numerics.nan-gradient",
         hints=(
             "What is the slope of the square root at 0?",
             "where() picks a result; backward visits both branches. The input of sqrt must not be 0.",
@@ -249,6 +253,7 @@ EXERCISES = [
         title="Modified by an in-place operation",
         check=check_clinic_gate,
         kind=CLINIC,
+        finding="failure.step",
         hints=(
             "The message names the function whose saved tensor was changed. Which line changed it?",
             "sigmoid saves its output, since its derivative is s · (1 − s). mul_ and add_ overwrite it.",

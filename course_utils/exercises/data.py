@@ -142,6 +142,7 @@ EXERCISES = [
         title="The cat is a dog in the test",
         check=check_clinic_numbers,
         kind=CLINIC,
+        unseen="It sees the numbers of the classes, never their names.",
         hints=(
             "Call it with the same names in another order.",
             "The first name that comes along gets 0. In the test, another one comes first.",
@@ -153,6 +154,7 @@ EXERCISES = [
         title="Augmented once and for all",
         check=check_clinic_baked,
         kind=CLINIC,
+        unseen="A data set that gives the same values each time is nothing unusual.",
         hints=(
             "How often does __init__ run, and how often __getitem__?",
             "Keep images and transform as attributes, call the transform when an item is read.",
@@ -164,6 +166,7 @@ EXERCISES = [
         title="A test without its end",
         check=check_clinic_evaluate,
         kind=CLINIC,
+        finding="evaluation.drops-examples",
         hints=(
             "Count what comes out of the loader.",
             "Two arguments that are good for training are wrong for a test.",
@@ -175,6 +178,7 @@ EXERCISES = [
         title="Two examples, again and again",
         check=check_clinic_sampler,
         kind=CLINIC,
+        unseen="A sampler may leave out examples on purpose.",
         hints=(
             "Which indices does it draw? Print the largest.",
             "Weight i belongs to example i. How many weights must there be?",
@@ -186,6 +190,7 @@ EXERCISES = [
         title="The same noise in every epoch",
         check=check_clinic_init,
         kind=CLINIC,
+        finding="data.worker-copies",
         hints=(
             "Which seed does worker 0 set in epoch 0, and which in epoch 1?",
             "torch.initial_seed() in a worker differs for each worker, each epoch and each seed of the loader.",

@@ -237,6 +237,7 @@ EXERCISES = [
         title="Validation that keeps everything",
         check=check_clinic_history,
         kind=CLINIC,
+        finding="evaluation.keeps-graphs",
         hints=(
             "What hangs on each tensor that is kept?",
             "Scores and losses have a graph, and a graph holds what backward would need. Who calls backward here?",
@@ -248,6 +249,7 @@ EXERCISES = [
         title="A loss that never moves",
         check=check_clinic_loop,
         kind=CLINIC,
+        finding="amp.autocast-around-steps",
         hints=(
             "Print a weight after each step. Then print the loss.",
             "Autocast keeps the 16-bit copy of a weight until its block ends. When does it end here?",
@@ -259,6 +261,7 @@ EXERCISES = [
         title="Half the bytes, no progress",
         check=check_clinic_half,
         kind=CLINIC,
+        finding="optimizer.update-vanishes",
         hints=(
             "Compare a weight before and after a step, with all its digits.",
             "Near 1, bfloat16 has a number every 1/128. How large is an update here?",
@@ -271,6 +274,7 @@ EXERCISES = [
         title="A row that keeps its batch",
         check=check_clinic_slice,
         kind=CLINIC,
+        finding="memory.slice-pins-storage",
         hints=(
             "How many bytes has row.untyped_storage()?",
             "Indexing gives a view. A copy has a storage of its own.",
@@ -282,6 +286,7 @@ EXERCISES = [
         title="A checkpoint that stops learning",
         check=check_clinic_reentrant,
         kind=CLINIC,
+        finding="optimizer.no-gradient",
         hints=(
             "Print the gradient of the body after backward.",
             "There are two kinds of checkpoint, and the older one has a condition on its input.",
@@ -299,6 +304,7 @@ EXERCISES = [
         title="Compiled at every call",
         check=check_clinic_counter,
         kind=CLINIC,
+        unseen="It runs the model uncompiled, and counts no compilations.",
         hints=(
             "Which number differs from call to call?",
             "A Python number is a constant of the compiled code. What would make it an input?",

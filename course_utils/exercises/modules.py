@@ -155,6 +155,7 @@ EXERCISES = [
         title="Experts who never learn",
         check=check_clinic_experts,
         kind=CLINIC,
+        finding="model.unregistered-parameters",
         hints=(
             "How many parameters does the model report?",
             "The layers are in a plain dict, which the module doesn't look into.",
@@ -170,6 +171,7 @@ EXERCISES = [
         title="Predictions that change the model",
         check=check_clinic_predict,
         kind=CLINIC,
+        finding="evaluation.train-mode",
         hints=(
             "Which modules behave differently in train mode? What do they change on a forward pass?",
             "Put every submodule into eval mode, and afterwards give each its own mode back.",
@@ -181,6 +183,7 @@ EXERCISES = [
         title="Slower with every call",
         check=check_clinic_features,
         kind=CLINIC,
+        finding="model.hook-left",
         hints=(
             "How many hooks does the model have after 100 calls?",
             "register_forward_hook returns a handle; remove() takes the hook off. Also when the forward pass fails.",
@@ -192,6 +195,7 @@ EXERCISES = [
         title="Never the same answer twice",
         check=check_clinic_dropout,
         kind=CLINIC,
+        finding="model.random-in-eval",
         hints=(
             "model.eval() sets a flag in each module. Who reads it?",
             "F.dropout is a plain function, and its argument training is True unless you say otherwise.",
@@ -203,6 +207,7 @@ EXERCISES = [
         title="The best model is the last one",
         check=check_clinic_best,
         kind=CLINIC,
+        finding="memory.best-state-is-live",
         hints=(
             "What is in a state_dict: numbers, or the tensors that training changes?",
             "Training works in place, and state_dict() returns the model's own tensors.",

@@ -146,6 +146,7 @@ EXERCISES = [
         title="Colours in disorder",
         check=check_clinic_channels,
         kind=CLINIC,
+        unseen="The shape is right, and a network trains on pictures in disorder too, only worse.",
         hints=(
             "The shape is right. Look at one channel as a picture.",
             "reshape keeps the reading order of all numbers and cuts it anew. Here the axes themselves must move.",
@@ -157,6 +158,7 @@ EXERCISES = [
         title="The loss that does not fall",
         check=check_clinic_loss,
         kind=CLINIC,
+        finding="loss.broadcast",
         hints=(
             "Print the shape of the difference before the mean hides it.",
             "Name the axis: outputs.squeeze(1), or labels[:, None]. Not squeeze(), which also eats a batch of one.",
@@ -168,6 +170,7 @@ EXERCISES = [
         title="Tested on the wrong matrix",
         check=check_clinic_rows,
         kind=CLINIC,
+        finding="failure.step",
         hints=(
             "Try it on a matrix that is not square. What does the error say about the shape of the mean?",
             "A mean over axis 1 has shape (N,), and broadcasting lines that up with the last axis.",
@@ -185,6 +188,7 @@ EXERCISES = [
         title="The data set that fades",
         check=check_clinic_darker,
         kind=CLINIC,
+        finding="data.reading-edits",
         hints=(
             "Call it twice with the same index.",
             "images[index] copies nothing. What does *= write to?",
@@ -196,6 +200,7 @@ EXERCISES = [
         title="Every row the same",
         check=check_clinic_onehot,
         kind=CLINIC,
+        finding="model.mixes-batch",
         hints=(
             "Look at the strides of rows before the loop.",
             "A stride of 0 means: the next row is the same memory.",
@@ -207,6 +212,7 @@ EXERCISES = [
         title="Three lines that do nothing",
         check=check_clinic_prepare,
         kind=CLINIC,
+        finding="failure.step",
         hints=(
             "Print x.dtype after each line. Which line changes it?",
             "float(), long() and to() never change the tensor they are called on. They return one.",

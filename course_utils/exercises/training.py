@@ -179,6 +179,7 @@ EXERCISES = [
         title="Clipped, and still it jumps",
         check=check_clinic_clip,
         kind=CLINIC,
+        finding="loop.clip-misplaced",
         hints=(
             "When do the gradients of this batch exist, and when are they used?",
             "backward writes them, step reads them. Clipping must stand between.",
@@ -190,6 +191,7 @@ EXERCISES = [
         title="Dropout that works for one epoch",
         check=check_clinic_modes,
         kind=CLINIC,
+        finding="loop.eval-mode-while-training",
         hints=(
             "Follow model.training through the first two epochs.",
             "eval() in the validation pass stays in force until somebody calls train().",
@@ -201,6 +203,7 @@ EXERCISES = [
         title="A cycle that never gets going",
         check=check_clinic_onecycle,
         kind=CLINIC,
+        finding="scheduler.wrong-pace",
         hints=(
             "How many times is scheduler.step() called, and how many calls does the schedule count on?",
             "total_steps counts optimizer steps. The scheduler must move as often.",
@@ -212,6 +215,7 @@ EXERCISES = [
         title="The best model is the last one",
         check=check_clinic_best,
         kind=CLINIC,
+        finding="memory.best-state-is-live",
         hints=(
             "Compare a tensor of `best` with the model's own tensor, right after it was kept and one epoch later.",
             "state_dict() holds the model's tensors, not copies. Training writes into them.",
@@ -223,6 +227,7 @@ EXERCISES = [
         title="The resumed run that learns nothing",
         check=check_clinic_resume,
         kind=CLINIC,
+        finding="optimizer.parameters-missing",
         hints=(
             "Which network do the optimizer's parameters belong to?",
             "Two networks are made here. The optimizer holds the first, the caller gets the second.",
