@@ -235,6 +235,7 @@ EXERCISES = [
         title="Every epoch alike",
         check=check_clinic_epoch,
         kind=CLINIC,
+        finding="distributed.no-set-epoch",
         hints=(
             "Print the lists of two epochs.",
             "The sampler shuffles from seed + epoch. Who tells it the epoch?",
@@ -246,6 +247,7 @@ EXERCISES = [
         title="Two cards, one noise",
         check=check_clinic_noise,
         kind=CLINIC,
+        unseen="It examines one process, and the noise of no other rank.",
         hints=(
             "What must be the same on all ranks, and what must differ?",
             "The weights come from the seed alone. The noise needs the rank in its seed as well.",
@@ -257,6 +259,7 @@ EXERCISES = [
         title="Rank 0 waits for ever",
         check=check_clinic_barrier,
         kind=CLINIC,
+        unseen="It examines one process, and nobody waits there.",
         hints=(
             "Which ranks come to the barrier?",
             "A barrier opens when every rank has come. It must stand where every rank passes.",
@@ -269,6 +272,7 @@ EXERCISES = [
         title="One stops, the other waits",
         check=check_clinic_stop,
         kind=CLINIC,
+        unseen="It examines one process, and nobody waits there.",
         hints=(
             "Each rank has its own loss. When does each leave the loop?",
             "all_reduce the loss, so that every rank decides from the same number.",
@@ -292,6 +296,7 @@ EXERCISES = [
         title="The way past the wrapper",
         check=check_clinic_module,
         kind=CLINIC,
+        unseen="It examines one process, where there is nothing to average.",
         hints=(
             "Compare the weights of two ranks after a step.",
             "DDP prepares its averaging in its own forward.",

@@ -170,6 +170,7 @@ EXERCISES = [
         title="Good in the notebook, nonsense in the service",
         check=check_clinic_preprocess,
         kind=CLINIC,
+        finding="model.mixes-batch",
         hints=(
             "Prepare one image alone, and the same image in a batch.",
             "Whatever is computed from the request itself was not there in training.",
@@ -181,6 +182,7 @@ EXERCISES = [
         title="Another answer each time",
         check=check_clinic_train_mode,
         kind=CLINIC,
+        finding="export.train-mode",
         hints=(
             "Call the result twice with the same images.",
             "The exported program has no eval() any more: the mode is fixed when it is captured.",
@@ -197,6 +199,7 @@ EXERCISES = [
         title="Two images, or none",
         check=check_clinic_fixed_batch,
         kind=CLINIC,
+        finding="export.static-batch",
         hints=(
             "Call the result with one image, then with five.",
             "Two things fix the batch: the loop over the images, and the export without dynamic_shapes.",
@@ -209,6 +212,7 @@ EXERCISES = [
         title="Gradients off, in the wrong thread",
         check=check_clinic_thread,
         kind=CLINIC,
+        unseen="It examines training, and not the threads of a service.",
         hints=(
             "The service calls predict in a thread of its own. Print torch.is_grad_enabled() there.",
             "set_grad_enabled speaks for the thread that calls it, and there for good.",
@@ -221,6 +225,7 @@ EXERCISES = [
         title="My digits, your digits",
         check=check_clinic_answers,
         kind=CLINIC,
+        unseen="It examines the model, and not who gets which answer.",
         hints=(
             "Send two requests of different length and compare.",
             "The requests were sorted before the model, and nobody sorted back.",
@@ -232,6 +237,7 @@ EXERCISES = [
         title="The health check fails under load",
         check=check_clinic_blocking,
         kind=CLINIC,
+        unseen="It examines training, and no web server.",
         hints=(
             "While one request is computed, what do the others do?",
             "An `async def` without await holds the whole server. A function that takes long belongs into a thread.",
