@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from course_utils.doctor import experiments
 from course_utils.doctor.deadline import Budget
 from course_utils.doctor.findings import NOTE, RULES, Finding, in_order
+from course_utils.doctor.history import loading_of
 from course_utils.doctor.parts import Parts
 from course_utils.doctor.report import Report
 from course_utils.doctor.running import Failure, Outcome, attempt
@@ -94,6 +95,7 @@ class Examination:
             self.remarks.append(
                 "The set-up holds more than the doctor can keep a second time; its data were not copied."
             )
+        self.loaded = [module for module in self.modules if loading_of(module) is not None]  # before anything runs
         experiments.prepare(self)
 
     def findings(self) -> list[Finding]:

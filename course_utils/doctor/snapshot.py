@@ -123,6 +123,15 @@ class Snapshot:
         """The plain dicts of the reader that were met, in order; not the attributes of objects."""
         return [container for container, _ in self._contents if type(container) is dict and 0 < len(container) < 50]
 
+    @property
+    def owners(self) -> list[Any]:
+        """The objects of the reader's own classes that have attributes, in order."""
+        return [owner for owner, _ in self._attributes if not is_library(type(owner).__module__)]
+
+    def global_values(self) -> list[tuple[str, Any]]:
+        """Return the module-level variables that the reader's functions use, with the values they have now."""
+        return [(name, names.get(name)) for names, name, _ in self._globals.values()]
+
     def version_of(self, tensor: Tensor) -> int | None:
         """Return the version that a tensor had, or None if it was not met."""
         return next((state.version for state in self._tensors if state.tensor is tensor), None)
@@ -342,6 +351,8 @@ def _refill(container: Any, content: Any) -> None:
 
 def _restore_tensor(state: _TensorState) -> None:
     tensor, alias = state.tensor, state.alias
+    if alias is not None and not tensor.is_leaf and not tensor._is_view():  # `buffer += loss` put it into a graph
+        tensor.detach_()
     if alias is not None and not _same_view(tensor, alias):
         tensor.data = alias
     if tensor.is_leaf and tensor.requires_grad != state.requires_grad:

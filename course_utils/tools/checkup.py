@@ -11,6 +11,7 @@ from typing import Any
 from course_utils.display import error_text
 from course_utils.doctor.examination import examine
 from course_utils.doctor.findings import NOTE, RULES, SEVERITIES, WARNING
+from course_utils.doctor.limits import FOUND, LIMITS
 from course_utils.doctor.report import Report
 from course_utils.doctor.rules import THEMES, load
 from course_utils.errors import CourseError, UsageError
@@ -121,7 +122,26 @@ def page_text() -> str:
                 f"- passes: {rule.quiet}",
                 f"- repair: `{rule.fix}`",
             ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_known(), *_limits()]) + "\n"
+
+
+def _known() -> list[str]:
+    """Return the section that leads from a known mistake to the findings that tell it."""
+    lines = ["", "## Known mistakes and their findings", ""]
+    for theme, faults in FOUND.items():
+        lines += [f"{theme}:", ""]
+        lines += [f"- {fault}: {', '.join(f'`{code}`' for code in codes)}" for fault, codes in faults.items()]
+        lines.append("")
+    return lines[:-1]
+
+
+def _limits() -> list[str]:
+    """Return the section about mistakes that no rule tells."""
+    lines = ["", "## What it cannot see", ""]
+    lines += ["Mistakes that leave no trace in an examination, or none that healthy programs don't leave too."]
+    for limit in LIMITS:
+        lines += ["", f"- **{limit.fault}** (lesson {limit.lesson})", f"  {limit.reason} Instead: {limit.instead}"]
+    return lines
 
 
 if __name__ == "__main__":

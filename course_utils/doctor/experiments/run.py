@@ -16,7 +16,7 @@ from course_utils.doctor.experiments.twins import compare_twin, find_twin
 from course_utils.doctor.functions import Calls, FunctionObserver
 from course_utils.doctor.parts import clone_tree, tensors_of
 from course_utils.doctor.running import Failure
-from course_utils.doctor.tracing import Recorder, Trace, count_nodes, custom_functions, recording
+from course_utils.doctor.tracing import Recorder, Trace, count_nodes, custom_functions, nodes_under, recording
 from course_utils.doctor.where import reader_frames
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Run:
         functions: custom autograd Functions in the graph.
         kept: variables that keep graphs alive, after each of the first updates.
         holders: attributes and lists that keep graphs alive, likewise.
+        chains: for each of these, whether its graph leads back to the one of the update before.
         pins: for the reader's lists, how many of their tensors hold on to a much larger storage.
         symmetric: names of weights whose units were equal before and are still equal after they moved.
         states_alive: line, tensors and later updates of a state dict that is held and follows the live weights.
@@ -96,6 +97,7 @@ class Run:
     functions: set[Any] = field(default_factory=set)
     kept: list[Kept] = field(default_factory=list)
     holders: dict[str, list[int]] = field(default_factory=dict)
+    chains: dict[str, list[bool]] = field(default_factory=dict)
     pins: dict[int, list[int]] = field(default_factory=dict)
     symmetric: list[str] = field(default_factory=list)
     states_alive: tuple[str, int, int] | None = None
@@ -124,6 +126,7 @@ def observing(examination: Examination, run: Run, *, functions: bool = True) -> 
 
     observer = FunctionObserver(run.calls, noting_use)
     kept: dict[tuple[int, str], Kept] = {}
+    heads: dict[str, set[Any]] = {}
     _watch_forward(recorder, run, model)
     _watch_losses(recorder, run)
 
@@ -133,7 +136,7 @@ def observing(examination: Examination, run: Run, *, functions: bool = True) -> 
             observer.is_active = False
         if updates <= LOOKS:
             look_at_variables(kept)
-            _look_at_holders(examination, run)
+            _look_at_holders(examination, run, heads)
         run.states_alive = _held_state(recorder, model) or run.states_alive
 
     recorder.on_update = after_update
@@ -226,33 +229,53 @@ def graph_size(value: Any) -> int:
     return 0
 
 
-def _look_at_holders(examination: Examination, run: Run) -> None:
-    """Note how much graph the model's attributes and the reader's lists keep alive."""
+def _look_at_holders(examination: Examination, run: Run, heads: dict[str, set[Any]]) -> None:
+    """Note how much graph attributes, variables and lists of the reader keep alive, and whether it is a chain.
+
+    Args:
+        examination: whose objects are looked at.
+        run: gets the numbers.
+        heads: for each holder, the graph's nodes that it held at the update before; is brought up to date.
+    """
+    for name, value in _holders(examination):
+        held = [leaf for leaf in tensors_of(value) if leaf.grad_fn is not None]
+        if not held:
+            heads.pop(name, None)
+            continue
+        under = set().union(*(nodes_under(leaf, 2000) for leaf in held[-3:]))
+        size = len(held) if name.startswith("list #") else len(under) + len(held)
+        run.holders.setdefault(name, []).append(size)
+        run.chains.setdefault(name, []).append(bool(heads.get(name, set()) & under))
+        heads[name] = {leaf.grad_fn for leaf in held}
+    for number, container in enumerate(examination.snapshot.lists):
+        pinned = sum(map(_pins, container)) if container and isinstance(container[-1], Tensor) else 0
+        if pinned:
+            run.pins.setdefault(number, []).append(pinned)
+
+
+def _holders(examination: Examination) -> Iterator[tuple[str, Any]]:
+    """Yield what may hold on to a graph from one update to the next: attributes, globals, lists and dicts."""
     model = examination.parts.model
-    for name, module in model.named_modules() if model is not None else ():
-        for own, value in vars(module).items():
-            if own in ("_parameters", "_buffers", "_modules"):
-                continue
-            held = [leaf for leaf in tensors_of(value) if leaf.grad_fn is not None]
-            if held:
-                path = f"{name}.{own}" if name else own
-                size = sum(count_nodes(leaf, 2000) for leaf in held[-3:]) + len(held)
-                run.holders.setdefault(path, []).append(size)
+    modules = {} if model is None else {id(module): name for name, module in model.named_modules()}
+    owners = [*(model.modules() if model is not None else ()), *examination.snapshot.owners]
+    for owner in {id(owner): owner for owner in owners}.values():
+        prefix = modules.get(id(owner), type(owner).__name__)
+        for name, value in [*vars(owner).items(), *vars(owner).get("_buffers", {}).items()]:
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield f"{prefix}.{name}" if prefix else name, value
+    yield from examination.snapshot.global_values()
     for number, container in enumerate(examination.snapshot.lists):
         if container and isinstance(container[-1], Tensor):
-            held = [leaf for leaf in container if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-            if held:
-                run.holders.setdefault(f"list #{number}", []).append(len(held))
-            own = [
-                leaf for leaf in container if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.numel()
-            ]
-            pinned = sum(leaf.untyped_storage().nbytes() > 8 * leaf.numel() * leaf.element_size() for leaf in own)
-            if pinned:
-                run.pins.setdefault(number, []).append(pinned)
+            yield f"list #{number}", container
     for number, table in enumerate(examination.snapshot.tables):
-        size = sum(count_nodes(v, 2000) for v in table.values() if isinstance(v, Tensor) and v.grad_fn is not None)
-        if size:
-            run.holders.setdefault(f"dict #{number}", []).append(size)
+        yield f"dict #{number}", [value for value in table.values() if isinstance(value, Tensor)]
+
+
+def _pins(value: Any) -> bool:
+    """Tell whether a tensor lies on a storage more than eight times as large as itself."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
+        return False
+    return value.untyped_storage().nbytes() > 8 * value.numel() * value.element_size()
 
 
 def _held_state(recorder: Recorder, model: nn.Module) -> tuple[str, int, int] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
 from course_utils.doctor.history import Loading, loading_of
 
@@ -80,3 +82,36 @@ def wrapped(examination: Examination) -> Iterator[Seen]:
                 f"All names in the state dict begin with {prefix!r}: the bare model can't load it as it is.",
                 {"names": len(names)},
             )
+
+
+@rule(
+    "checkpoint.optimizer-starts-anew", NOTE, "05_training",
+    title="The weights come from a checkpoint, and the optimizer starts without its state.",
+    looks="a load_state_dict of the trained model before the examination, and an optimizer with momentum or averages "
+    "that holds none of them.",
+    quiet="fine-tuning starts like this on purpose, so this is a note; optimizers without a state lose nothing.",
+    fix='optimizer.load_state_dict(checkpoint["optimizer"])',
+)  # fmt: skip
+def optimizer_starts_anew(examination: Examination) -> Iterator[Seen]:
+    for optimizer in examination.optimizers:
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if optimizer.state or not trained or not _keeps_state(optimizer):
+            continue
+        for module in examination.loaded:
+            loading = loading_of(module)
+            own = {id(p) for p in module.parameters()}
+            if loading is not None and loading.matched == len(loading.own) and trained <= own:
+                yield Seen(
+                    f"All {len(loading.own)} values of the model were loaded, and {type(optimizer).__name__} starts "
+                    "with an empty state. That is right for fine-tuning. A training that goes on needs the optimizer's "
+                    "state too: without it the first steps are too large or too small.",
+                    {"loaded": loading.matched, "state_entries": 0},
+                )
+                return
+
+
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer remembers anything from step to step."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return any(group["momentum"] for group in optimizer.param_groups)
+    return True

@@ -188,7 +188,7 @@ def not_log(examination: Examination) -> Iterator[Seen]:
         if call.name == "kl_div" and call.label_least < 0 and not call.options.get("log_target"):
             yield Seen(
                 "kl_div gets negative labels and log_target=False: it expects probabilities there.",
-                {"least_label": call.label_least, "where": call.where}, 
+                {"least_label": call.label_least, "where": call.where},
                 fix="F.kl_div(log_p, log_q, log_target=True, reduction='batchmean')",
             )  # fmt: skip
             return

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @rule(
     "memory.graph-kept", WARNING, "06_memory",
     title="Losses or outputs are kept with their graph.",
-    looks="variables of your loop, and lists that it fills, that hold more and more graph after every update.",
+    looks="variables of your loop, lists that it fills, attributes and globals that hold more and more graph after "
+    "every update.",
     quiet="numbers and detached tensors; a sum over micro-batches that starts anew after the update.",
     fix="total += loss.item()  # or loss.detach()",
 )  # fmt: skip
@@ -23,15 +24,25 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
     for run in examination.runs:
         for kept in run.kept:
             sizes = kept.sizes
-            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes[1:5])):
+            if len(sizes) >= 4 and _grows(sizes[1:5]):
                 yield Seen(
                     f"The variable {kept.name!r} of your loop keeps the graph of every step alive "
                     f"({', '.join(map(str, sizes[:6]))} nodes after the first updates).",
                     {"nodes_after_updates": sizes[:8]},
                 )
                 return
+        for name, chain in run.chains.items():
+            sizes = run.holders[name]
+            if len(chain) >= 4 and all(chain[1:]) and _grows(sizes) and not name.startswith("list #"):
+                what = "A dict of yours" if name.startswith("dict #") else repr(name)
+                yield Seen(
+                    f"{what} keeps the graph of every step alive "
+                    f"({', '.join(map(str, sizes[:6]))} nodes after the first updates).",
+                    {"holder": name, "nodes_after_updates": sizes[:8]},
+                )
+                return
         for name, sizes in run.holders.items():
-            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes)) and name.startswith("list #"):
+            if len(sizes) >= 4 and _grows(sizes) and name.startswith("list #"):
                 yield Seen(
                     f"A list that your code fills keeps {sizes[-1]} tensors with their graph after {len(sizes)} "
                     "updates.",
@@ -39,6 +50,10 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
                     fix="history.append(loss.item())",
                 )
                 return
+
+
+def _grows(sizes: list[int]) -> bool:
+    return all(b > a for a, b in itertools.pairwise(sizes))
 
 
 @rule(
@@ -71,7 +86,7 @@ def best_is_live(examination: Examination) -> Iterator[Seen]:
 def slice_pins(examination: Examination) -> Iterator[Seen]:
     for run in examination.runs:
         for sizes in run.pins.values():
-            if len(sizes) >= 4 and all(b > a for a, b in itertools.pairwise(sizes)):
+            if len(sizes) >= 4 and _grows(sizes):
                 yield Seen(
                     f"A list of yours holds {sizes[-1]} small views of large tensors, which they keep in memory.",
                     {"views_after_updates": sizes[:8]},

@@ -278,3 +278,28 @@ def strays(examination: Examination) -> Iterator[Seen]:
             {"held_but_not_in_model": len(found), "without_optimizer": len(missing)}, severity=ERROR,
             fix="optimizer = torch.optim.Adam(model.parameters(), lr)  # after the model is complete",
         )  # fmt: skip
+
+
+@rule(
+    "optimizer.frozen-parameter-moves", WARNING, "03_modules",
+    title="A frozen parameter is still changed by the optimizer.",
+    looks="parameters with requires_grad=False that an optimizer holds together with an old gradient, and that change "
+    "in training steps.",
+    quiet="frozen parameters whose gradient is None are skipped by every optimizer, also with momentum and decay; "
+    "averaged copies have no gradient.",
+    fix="p.requires_grad_(False); p.grad = None  # and build the optimizer from what is trained",
+)  # fmt: skip
+def frozen_parameter_moves(examination: Examination) -> Iterator[Seen]:
+    model = examination.model
+    if model is None or not any(p.grad is not None and not p.requires_grad for p in model.parameters()):
+        return
+    moved = [
+        name for name, p in model.named_parameters()
+        if not p.requires_grad and p.grad is not None and id(p) in examination.held & examination.weights_moved
+    ]  # fmt: skip
+    if moved:
+        yield Seen(
+            f"{', '.join(moved[:4])} {'is' if len(moved) == 1 else 'are'} frozen and moved all the same: the optimizer "
+            "still holds an old gradient, or momentum, and adds it in every step.",
+            {"frozen_and_moved": len(moved)},
+        )

@@ -586,6 +586,64 @@ def losses_as_numbers():
     return _step(step, history=history)
 
 
+class _Meter:
+    def __init__(self):
+        self.total, self.last = 0.0, None
+
+
+def _logging(log):
+    """Train one step, and let ``log(model, meter, loss)`` keep something of it."""
+    meter = _Meter()
+
+    def step(model, batch, loss_fn, optimizer):
+        x, y = batch
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log(model, meter, loss)
+        return loss
+
+    model = mlp()
+    model.moving_average = 0.0
+    model.register_buffer("total", torch.zeros(()))
+    return setup(model, batches(*regression()), step=step)
+
+
+@faulty("memory.graph-kept")
+def moving_average_in_an_attribute():
+    def log(model, meter, loss):
+        model.moving_average = 0.9 * model.moving_average + 0.1 * loss
+
+    return _logging(log)
+
+
+@faulty("memory.graph-kept")
+def sum_in_a_buffer():
+    def log(model, meter, loss):
+        model.total += loss
+
+    return _logging(log)
+
+
+@faulty("memory.graph-kept")
+def sum_in_a_meter():
+    def log(model, meter, loss):
+        meter.total += loss
+
+    return _logging(log)
+
+
+@healthy
+def detached_sums_and_the_last_loss():
+    def log(model, meter, loss):
+        model.moving_average = 0.9 * model.moving_average + 0.1 * loss.detach()
+        meter.total += loss.item()
+        meter.last = loss
+
+    return _logging(log)
+
+
 def _best(copying):
     x, y = regression()
 

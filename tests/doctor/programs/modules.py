@@ -682,3 +682,55 @@ def new_head_on_old_body():
     model = mlp(4, 3)
     model.load_state_dict(state, strict=False)
     return setup(model, batches(x, y), nn.CrossEntropyLoss())
+
+
+def _frozen_midway(clear):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, y = regression()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=clear)
+    model[0].weight.requires_grad_(False)
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad(set_to_none=clear)
+        loss = loss_fn(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(model, batches(x, y), None, optimizer, step=step)
+
+
+@faulty("optimizer.frozen-parameter-moves")
+def frozen_with_its_gradient_kept():
+    return _frozen_midway(clear=False)
+
+
+@healthy
+def frozen_with_its_gradient_cleared():
+    return _frozen_midway(clear=True)
+
+
+def _resumed(with_optimizer):
+    model, other = mlp(), mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = regression()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    resumed = torch.optim.Adam(other.parameters())
+    other.load_state_dict(model.state_dict())
+    if with_optimizer:
+        resumed.load_state_dict(optimizer.state_dict())
+    return setup(other, batches(x, y), None, resumed)
+
+
+@faulty("checkpoint.optimizer-starts-anew", "note")
+def resumed_without_the_optimizer():
+    return _resumed(with_optimizer=False)
+
+
+@healthy
+def resumed_with_the_optimizer():
+    return _resumed(with_optimizer=True)
