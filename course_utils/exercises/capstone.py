@@ -26,6 +26,10 @@ EXERCISES = [
             "Scale to 0..1, then look at the mean of each image on its own: above one half, it is inverted.",
             "x = images / 255; torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, 1 - x, x)",
         ),
+        errors=(
+            ("must match the size of tensor b", "One number for each image must keep its axes: keepdim=True."),
+            ("is ambiguous", "if decides once for the whole batch. torch.where decides for each image."),
+        ),
     ),
     Exercise(
         id="capstone.train",
@@ -38,6 +42,7 @@ EXERCISES = [
             "OneCycleLR up to 1e-2 with AdamW, 8 epochs of batches of 64, class weights 1 / count, affine_augment on "
             "each batch",
         ),
+        errors=(("should be the same", "The images are float32, and so must be the weights: no double()."),),
     ),
     Exercise(
         id="capstone.suspects",
@@ -63,6 +68,7 @@ EXERCISES = [
             "to_onnx(Reader(copy.deepcopy(model).eval()), example, folder / 'float.onnx'); "
             "quantize_onnx(folder / 'float.onnx', folder / 'digits.onnx')",
         ),
+        errors=(("can't be exported", "The exporter needs one path for all batches: torch.where, no loop, no if."),),
     ),
     Exercise(
         id="capstone.report",

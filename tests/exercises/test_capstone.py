@@ -50,6 +50,11 @@ WRONG["capstone.unusable"] = {
         "nan == nan is False",
     ),
     "little ink": (lambda x: _by_sum(x) | (x.nan_to_num().mean((1, 2, 3)) < 13), "A thin digit has little ink"),
+    "hardly any ink": (lambda x: _by_sum(x) | (x.nan_to_num().mean((1, 2, 3)) < 2), "no threshold on the mean"),
+    "a faint peak": (lambda x: _by_sum(x) | (x.flatten(1).amax(1) < 10), "no threshold on the mean"),
+    "all pixels nan": (lambda x: x.isnan().flatten(1).all(1) | (x.flatten(1).amax(1) == 0), "any(1), not all(1)"),
+    "the useful ones": (lambda x: ~_by_sum(x), "This mask marks the useful images"),
+    "an array": (lambda x: _by_sum(x).numpy(), "one tensor of truth values"),
     "inverted ones too": (lambda x: _by_sum(x) | (x.nan_to_num().mean((1, 2, 3)) > 128), "can be turned back"),
     "one for all": (lambda x: _by_sum(x).any(), "one answer for each image"),
     "numbers": (lambda x: _by_sum(x).float(), "of truth values"),
@@ -83,6 +88,21 @@ def _in_place(images: Tensor) -> Tensor:
     return result
 
 
+def _after_scaling(images: Tensor) -> Tensor:
+    x = images / 255
+    return torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, 255 - x, x)
+
+
+def _sign_only(images: Tensor) -> Tensor:
+    x = images / 255
+    return torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, -x, x)
+
+
+def _low_threshold(images: Tensor) -> Tensor:
+    x = images / 255
+    return torch.where(x.mean((1, 2, 3), keepdim=True) > 0.15, 1 - x, x)
+
+
 RIGHT["capstone.restore"] = {"by the edges": _by_corners, "in a loop": _loop}
 WRONG["capstone.restore"] = {
     "only scaled": (lambda x: x / 255, "still inverted"),
@@ -93,8 +113,14 @@ WRONG["capstone.restore"] = {
         lambda x: _restored(x) * (1.0 if len(x) > 1 else 0.9),
         "no number may come from the batch",
     ),
-    "divides by its own peak": (_stretched, "Divide by 255"),
+    "divides by its own peak": (_stretched, "nothing else changes"),
     "in place": (_in_place, "the input stays as it was"),
+    "the upright ones": (lambda x: 1 - _restored(x), "The wrong way round"),
+    "255 minus a share": (_after_scaling, "After the division by 255 the ink is 1"),
+    "the sign only": (_sign_only, "An inverted one is turned back by 1 - x"),
+    "a threshold too low": (_low_threshold, "a digit with much ink is no inverted one"),
+    "axes lost": (lambda x: torch.where(x.mean((1, 2, 3)) > 127, 1 - x / 255, x / 255), "keepdim=True"),
+    "if for all": (lambda x: 1 - x / 255 if x.mean((1, 2, 3)) > 127 else x / 255, "once for the whole batch"),
 }
 
 # --- train ----------------------------------------------------------------------------------------------------------
@@ -175,6 +201,8 @@ WRONG["capstone.train"] = {
         "a balanced accuracy of at least",
     ),
     "a function": (lambda x, y, seed: lambda images: images, "returns a module"),
+    "labels of others": (lambda x, y, seed: _train(x, (y + 1) % 10, seed, epochs=1), "Guessing gets 10%"),
+    "float64 weights": (lambda x, y, seed: _train(x, y, seed, epochs=1).double(), "no double()"),
 }
 
 # --- suspects -------------------------------------------------------------------------------------------------------
@@ -213,6 +241,15 @@ def _everybody(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
     return _beliefs(images, labels, folds=2, weigh=False, epochs=3).argmax(1) != labels
 
 
+def _only_hasty(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
+    differs = _beliefs(images, labels).argmax(1) != labels
+    return differs & _hasty(differs, annotators) & (labels != 4)
+
+
+def _one_threshold(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
+    return _beliefs(images, labels).gather(1, labels[:, None]).squeeze(1) < 0.1
+
+
 def _by_heart(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
     net = _train(images, labels, 0, epochs=6, augment=False)
     with torch.no_grad():
@@ -227,7 +264,11 @@ def _corrected(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
 RIGHT["capstone.suspects"] = {"four parts": _four_parts, "a threshold for each annotator": _by_rate}
 WRONG["capstone.suspects"] = {
     "doubts everybody": (_everybody, "of the suspects are wrong"),
-    "all of the hasty one": (lambda x, y, a: a == 2, "of the suspects are wrong"),
+    "all of the hasty one": (lambda x, y, a: a == 2, "Most of the hasty annotator's labels are right"),
+    "only the hasty one": (_only_hasty, "They slip too"),
+    "one threshold for all": (_one_threshold, "One rule for all asks too much"),
+    "believed ones": (lambda x, y, a: a < 2, "Is the mask the wrong way round?"),
+    "a list of places": (lambda x, y, a: torch.nonzero(a == 2).flatten(), "one tensor of truth values"),
     "nobody": (lambda x, y, a: y > 10, "was not trained on the example"),
     "knows the wrong labels by heart": (_by_heart, "was not trained on the example"),
     "the wrong way round": (lambda x, y, a: ~(a == 2) | (y != 4), "Is the mask the wrong way round?"),
@@ -289,6 +330,7 @@ WRONG["capstone.package"] = {
     "changes the mode": (_package(own=False), "Package a copy"),
     "a fixed batch": (_fixed_batch, "The batch must be dynamic"),
     "no path": (lambda model, folder: str(_package()(model, folder)), "the path of a file in the folder"),
+    "the folder": (lambda model, folder: _package()(model, folder).parent, "that is a folder"),
 }
 
 # --- report ---------------------------------------------------------------------------------------------------------
@@ -330,6 +372,11 @@ WRONG["capstone.report"] = {
     "seconds": (_report(unit=1.0), "That is in seconds"),
     "plain accuracy": (_report(balanced=False), "counts a frequent class more"),
     "five calls": (_report(calls=5), "at least 20 calls"),
+    "the quickest": (_report(middle=min), "That is the quickest call"),
+    "microseconds": (_report(unit=1e6), "That is in microseconds"),
+    "another clock": (lambda *a: _report()(*a[:4], time.perf_counter), "clock() was never read"),
+    "texts": (lambda *a: {name: str(value) for name, value in _report()(*a).items()}, "all three are numbers"),
+    "kilobytes": (lambda *a: _report()(*a) | {"bytes": a[1].stat().st_size / 1024}, "not in kB"),
     "a tuple": (lambda *a: tuple(_report()(*a).values()), "a dict with accuracy"),
 }
 
@@ -338,7 +385,7 @@ WRONG["capstone.report"] = {
 
 def _job(
     clean: bool = True, epochs: int = 8, seed_used: bool = True, honest: bool = True, restored: bool = True,
-    limits: bool = True,
+    text: Any = str,
 ) -> Any:  # fmt: skip
     def job(pile: Any, folder: Path, seed: int) -> Any:
         seed = seed if seed_used else int(torch.randint(2**31, ()))
@@ -356,7 +403,7 @@ def _job(
         facts = _report()(model, path, raw[held], labels[held], time.perf_counter)
         if not honest:
             facts["bytes"] = 1000
-        return make_app(model, about={name: str(value) for name, value in facts.items()})
+        return make_app(model, about={name: text(value) for name, value in facts.items()})
 
     return job
 
@@ -380,6 +427,7 @@ WRONG["capstone.acceptance"] = {
     "another seed each time": (_job(clean=False, epochs=1, seed_used=False), "Every draw must come from the seed"),
     "a wrong size": (_job(honest=False), "The size of the file that is served"),
     "no service": (lambda pile, folder, seed: "app", "make_app("),
+    "numbers with a unit": (_job(text="about {:.4f}".format), "no unit and no % sign"),
 }
 
 TestCapstone = exercise_tests("capstone", RIGHT, WRONG, seeds=(0,))
