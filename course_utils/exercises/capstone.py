@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from course_utils.exercises.capstone_data import check_restore, check_suspects, check_train, check_unusable
+from course_utils.exercises.capstone_run import check_clinic_run
 from course_utils.exercises.capstone_service import check_acceptance, check_package, check_report
-from course_utils.exercises.registry import Exercise
+from course_utils.exercises.registry import CLINIC, Exercise
 
 EXERCISES = [
     Exercise(
@@ -29,6 +30,20 @@ EXERCISES = [
         errors=(
             ("must match the size of tensor b", "One number for each image must keep its axes: keepdim=True."),
             ("is ambiguous", "if decides once for the whole batch. torch.where decides for each image."),
+        ),
+    ),
+    Exercise(
+        id="capstone.clinic-run",
+        title="The run they left behind",
+        check=check_clinic_run,
+        kind=CLINIC,
+        finding="loss.softmax-before-cross-entropy",
+        hints=(
+            "Five faults: what the network reads, what the loss gets, what a step starts from, which mode an epoch "
+            "starts in, and what a mean of batches is worth.",
+            "doctor.examine(**make_run(…)) names the line and a repair for each. Repair one, run again.",
+            "images / 255; no Softmax; zero_grad before backward; back to train mode after evaluate; count the right "
+            "ones and divide by all",
         ),
     ),
     Exercise(

@@ -84,6 +84,10 @@ EXERCISES = [
             _NOTHING,
             _LACKS,
             ("which received it into", "Parts may differ in size by one: receive into torch.empty_like(that part)."),
+            (
+                "index out of range",
+                "tensor.chunk(n) can give fewer than n parts; tensor.tensor_split(n) always gives n.",
+            ),
             ("must be contiguous", "Parts of a one-dimensional tensor by tensor_split are contiguous."),
             (
                 "send to or receive from itself",
@@ -125,6 +129,7 @@ EXERCISES = [
         errors=(
             ("a leaf Variable that requires grad", "Change parameters through .data or under torch.no_grad()."),
             ("cannot assign module before", "Call super().__init__() first."),
+            ("hooks should return None", "The hook returns nothing: it changes p.grad, or puts a new tensor there."),
             _QUARREL,
             _LEFT,
             _NOTHING,
@@ -281,7 +286,7 @@ EXERCISES = [
         errors=(
             (
                 _STUCK,
-                "One rank has left the loop, and the other waits for it in its all_reduce. They must decide alike.",
+                "One rank has left the loop, and the other waits for it in train_epoch(). They must decide alike.",
             ),
             (
                 "The ranks disagree",

@@ -32,7 +32,9 @@ def check_clinic_epoch(orders: Callable, inputs: Inputs) -> Iterator[Check]:
         all(type(found) is list and len(found) == epochs for found in dealt)
         and all(type(epoch) is list and len(epoch) == n_examples // n_ranks for found in dealt for epoch in found),
         detail=f"got {describe(dealt[0])}",
-        hint="A list of lists: found.append(list(sampler)).",
+        hint="A list of lists: found.append(list(sampler))."
+        if not _reads_everything(dealt[0], n_examples)
+        else "Each rank reads all examples here. The sampler deals each rank its part: found.append(list(sampler)).",
     )
     distinct = len({tuple(epoch) for epoch in dealt[0]})
     yield is_true(
@@ -61,6 +63,10 @@ def check_clinic_epoch(orders: Callable, inputs: Inputs) -> Iterator[Check]:
         detail="two runs differ",
         hint="The order comes from the seed and the epoch, not from the global generator.",
     )
+
+
+def _reads_everything(found: Any, n_examples: int) -> bool:
+    return type(found) is list and all(type(epoch) is list and len(epoch) == n_examples for epoch in found)
 
 
 def check_clinic_noise(begin: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -106,7 +112,9 @@ def check_clinic_noise(begin: Callable, inputs: Inputs) -> Iterator[Check]:
         "the same seed starts the same run",
         torch.equal(again[1][0].weight, weights[1]) and torch.equal(torch.rand(5, generator=again[1][1]), draws[1]),
         detail="two runs with the same seed differ",
-        hint="Weights and noise come from seed and rank, and from nothing else.",
+        hint="Weights and noise come from seed and rank, and from nothing else."
+        if all(noise is not torch.default_generator for _, noise in started)
+        else "This is the global generator, and everybody draws from it. Make one for the noise: torch.Generator().",
     )
     fresh = run(seed + 5000)
     yield is_true(
@@ -164,19 +172,25 @@ def check_clinic_barrier(prepare: Callable, inputs: Inputs) -> Iterator[Check]:
 
 def check_clinic_stop(train_until: Callable, inputs: Inputs) -> Iterator[Check]:
     """Clinic distributed.clinic-stop: early stopping that all ranks decide alike."""
-    losses = [[9.0, 5.0, 6.0, 6.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [8.0, 7.0, 4.0, 4.5, 5.5, 5.0, 6.0, 7.0, 8.0, 9.0]]
+    apart = [[9.0, 5.0, 6.0, 6.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [8.0, 7.0, 4.0, 4.5, 5.5, 5.0, 6.0, 7.0, 8.0, 9.0]]
+    # One rank goes on improving while the mean rises.
+    torn = [
+        [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        [5.0, 8.0, 11.0, 14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0],
+    ]
     shift = inputs.rand(1).item()
-    means = [sum(pair) / 2 for pair in zip(*losses, strict=True)]
-    for patience in (2, 3):
+    for losses, patience in ((apart, 2), (apart, 3), (torn, 2)):
+        means = [sum(pair) / 2 for pair in zip(*losses, strict=True)]
+        slowest = max(_epochs(own, patience) for own in losses)
         world = World(2)
 
-        def program(dist: Rank, patience: int = patience) -> tuple[Any, int]:
+        def program(dist: Rank, patience: int = patience, losses: list[list[float]] = losses) -> tuple[Any, int]:
             count = 0
 
             def train_epoch() -> float:
                 nonlocal count
                 dist.all_reduce(torch.ones(7))  # the gradients
-                if count >= len(means):
+                if count >= len(losses[0]):
                     raise RuntimeError("training never stops")
                 count += 1
                 return losses[dist.get_rank()][count - 1] + shift
@@ -197,6 +211,11 @@ def check_clinic_stop(train_until: Callable, inputs: Inputs) -> Iterator[Check]:
             wanted,
             hint="Sum the loss over the ranks, divide by their number, and go on as before.",
             mistakes=[
+                *(
+                    [(slowest, "That is when no rank improves any more. The mean over the ranks decides.")]
+                    if losses is torn
+                    else []
+                ),
                 (_epochs(losses[0], patience), "That is when rank 0 alone would stop. The mean over ranks decides."),
                 (_epochs(losses[1], patience), "That is when rank 1 alone would stop. The mean over ranks decides."),
             ],

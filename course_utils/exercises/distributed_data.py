@@ -25,7 +25,7 @@ def check_buckets(plan: Callable, inputs: Inputs) -> Iterator[Check]:
         found = plan(list(sizes), cap)
         yield is_true(
             f"cap {cap}: returns a list of lists",
-            type(found) is list and all(type(bucket) in (list, tuple) for bucket in found),
+            type(found) in (list, tuple) and all(type(bucket) in (list, tuple) for bucket in found),
             detail=f"got {describe(found)}",
             hint="One list of places for each bucket.",
         )
@@ -122,6 +122,13 @@ def check_shares(share: Callable, inputs: Inputs) -> Iterator[Check]:
             not all(kept),
             detail="every rank keeps its own examples for ever",
             hint="Shuffle first, then deal: else each rank shuffles the same few.",
+        )
+        groups = [{frozenset(part) for part in dealt} for dealt in epochs]
+        yield is_true(
+            f"{n_examples} examples, {n_ranks} ranks: every epoch is shuffled anew",
+            n_ranks > 4 or not groups[0] & groups[1],  # with shares of two, chance repeats one now and then
+            detail="a share of one epoch is, as a whole, a share of the next",
+            hint="The same examples stay together and only change the rank. Shuffle all of them, then deal.",
         )
 
 
@@ -305,6 +312,11 @@ def check_guilty(guilty: Callable, inputs: Inputs) -> Iterator[Check]:
     three[0][3], three[3][3] = "barrier", "broadcast (2,)"
     cases.append(
         ("two of five in two ways", three, (3, [0, 3]), "Most of the ranks are right; all the others are guilty.")
+    )
+    later = [list(calls) for _ in range(5)]
+    later[1][2], later[4][4] = "barrier", "barrier"
+    cases.append(
+        ("another parts later", later, (2, [1]), "Who parts later was still right at the first place: it isn't named.")
     )
     for name, logs, wanted, hint in cases:
         found = guilty([list(log) for log in logs])

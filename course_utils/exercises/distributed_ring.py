@@ -122,7 +122,7 @@ def check_around(gather: Callable, inputs: Inputs) -> Iterator[Check]:
 
 def check_ring(all_reduce: Callable, inputs: Inputs) -> Iterator[Check]:
     """distributed.ring: the sum over all ranks, in place, in 2 (n - 1) steps with one n-th of the tensor in each."""
-    for n, length in ((3, 6), (2, 5), (5, 13), (4, 4)):
+    for n, length in ((3, 6), (2, 5), (5, 13), (4, 9), (4, 4)):
         given = inputs.randn(n, length)
         tensors = [row.clone() for row in given]
         world = World(n)
@@ -224,7 +224,7 @@ def check_wrap(wrap: Callable, inputs: Inputs) -> Iterator[Check]:
         if not isinstance(net, nn.Module):
             return {"net": net}
         found: dict[str, Any] = {"net": net, "start": {k: v.clone() for k, v in models[rank].state_dict().items()}}
-        found["grads"], found["outputs"] = [], []
+        found["grads"], found["outputs"], found["calls"] = [], [], [len(world.calls[rank])]
         for step in range(2):
             out = net(x[step, rank::n])
             found["outputs"].append(out)
@@ -232,6 +232,7 @@ def check_wrap(wrap: Callable, inputs: Inputs) -> Iterator[Check]:
                 return found  # the comparison below says what is wrong
             F.mse_loss(out, y[step, rank::n]).backward()
             found["grads"].append(grads(models[rank]))
+            found["calls"].append(len(world.calls[rank]))
             with torch.no_grad():
                 for parameter in models[rank].parameters():
                     if parameter.grad is not None:
@@ -239,7 +240,8 @@ def check_wrap(wrap: Callable, inputs: Inputs) -> Iterator[Check]:
                     parameter.grad = None
         return found
 
-    results = World(n).run(program)
+    world = World(n)
+    results = world.run(program)
     yield is_true(
         "is a module",
         all(isinstance(found["net"], nn.Module) for found in results),
@@ -288,6 +290,14 @@ def check_wrap(wrap: Callable, inputs: Inputs) -> Iterator[Check]:
         with torch.no_grad():
             for parameter in reference.parameters():
                 parameter -= 0.1 * parameter.grad
+    start, middle, end = results[0]["calls"]
+    first, second = middle - start, end - middle
+    yield is_true(
+        "the second step sends no more than the first",
+        second <= first,
+        detail=f"{second} calls after {first}",
+        hint="Register the hooks once, in __init__: those that forward registers pile up, and all of them run.",
+    )
 
 
 def check_accumulate(accumulate: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -323,7 +333,11 @@ def check_accumulate(accumulate: Callable, inputs: Inputs) -> Iterator[Check]:
             hint="The mean over all examples: backward for every batch, the loss divided by the number of batches.",
             mistakes=[
                 (whole * parts, "Gradients of the batches add up: divide each loss by the number of batches."),
-                (own[rank], "These are the gradients of this rank alone: the last batch must not be in no_sync()."),
+                (
+                    own[rank],
+                    "These are the gradients of this rank alone: the last batch must not be in no_sync(), and must go "
+                    "through ddp(x), not past it.",
+                ),
                 (own[rank] * parts, "The last batch must not be in no_sync(). And divide by the number of batches."),
                 (torch.zeros_like(whole), "No gradient arrived. Call backward() for each batch."),
             ],

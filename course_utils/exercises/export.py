@@ -66,6 +66,13 @@ EXERCISES = [
         ),
         errors=(
             ("specialized it to be a constant", MSG_BATCH_OF_ONE),
+            ("to be a tuple of example positional inputs", "The arguments stand in a tuple: (two,)."),
+            ("top-level keys must be the arg names", "An entry for each argument: dynamic_shapes=({0: batch},)."),
+            ("argument 'tensors'", "torch.cat takes a list: torch.cat([example, example])."),
+            (
+                "must have same reduction dim",
+                "Two images lie along axis 0, (2, 1, H, W): torch.cat([...]) joins there.",
+            ),
             ("Expected more than 1 value per channel", "BatchNorm is still in training mode: evaluating(model)."),
         ),
     ),
@@ -78,7 +85,10 @@ EXERCISES = [
             "Shapes first (broadcasting), then torch.isfinite(...).all(), then (a - b).abs().max().item().",
             "if a.shape != b.shape or not torch.isfinite(a - b).all(): return math.inf",
         ),
-        errors=(("must match the size of tensor", "Compare the shapes before you subtract."),),
+        errors=(
+            ("must match the size of tensor", "Compare the shapes before you subtract."),
+            ("out of bounds", "images[:size] are the first images, images[size] is a single one."),
+        ),
     ),
     Exercise(
         id="export.branch",
@@ -92,6 +102,7 @@ EXERCISES = [
         errors=(
             ("Boolean value of Tensor", "`if` needs one truth value, and there is one for each image: torch.where."),
             ("only batches of spatial targets", "torch.where(condition, a, b) takes three tensors."),
+            ("must match the size", "The condition is to have shape (N, 1, 1, 1): mean((1, 2, 3), keepdim=True)."),
         ),
     ),
     Exercise(
@@ -117,6 +128,7 @@ EXERCISES = [
         errors=(
             ("expected m1 and m2 to have the same dtype", "Both sides whole numbers: xq.int() @ q.int().T."),
             ("shapes cannot be multiplied", "q is (O, I): its transpose."),
+            ("must match the size", "The products are (N, O), the scales of x (N,): x_scale[:, None]."),
         ),
     ),
     Exercise(
@@ -138,7 +150,13 @@ EXERCISES = [
             "waiting.get(); end = time.monotonic() + wait_s; waiting.get(timeout=...); queue.Empty.",
             "while len(batch) < most: try: batch.append(waiting.get(timeout=max(0, end - time.monotonic())))",
         ),
-        errors=(("'timeout' must be a non-negative number", "The time can be over already: max(0, end - now)."),),
+        errors=(
+            ("'timeout' must be a non-negative number", "The time can be over already: max(0, end - now)."),
+            (
+                "it came out of the function",
+                "queue.Empty says that the time is up: catch it, and return what there is.",
+            ),
+        ),
     ),
     Exercise(
         id="export.best-batch",
@@ -190,6 +208,7 @@ EXERCISES = [
         ),
         errors=(
             ("Unable to call ExportedProgram directly", "return program.module()"),
+            ("Guard failed", "The batch was free, and is to stay so: keep dynamic_shapes."),
             ("Calling eval() is not supported", "The mode was fixed when the program was captured. Switch before."),
             ("Expected more than 1 value per channel", "BatchNorm still wants a batch: model.eval() before exporting."),
         ),
@@ -205,7 +224,10 @@ EXERCISES = [
             "Two things fix the batch: the loop over the images, and the export without dynamic_shapes.",
             "return self.layer(images.flatten(1)), and dynamic_shapes=({0: torch.export.Dim('batch')},)",
         ),
-        errors=(("specialized it to be a constant", MSG_BATCH_AS_NUMBER),),
+        errors=(
+            ("specialized it to be a constant", MSG_BATCH_AS_NUMBER),
+            ("must have same reduction dim", "Each image keeps a row of its own: flatten(1) leaves axis 0 alone."),
+        ),
     ),
     Exercise(
         id="export.clinic-thread",
@@ -218,7 +240,10 @@ EXERCISES = [
             "set_grad_enabled speaks for the thread that calls it, and there for good.",
             "with torch.no_grad(): return model(torch.from_numpy(pixels)).numpy()",
         ),
-        errors=(("Can't call numpy() on Tensor that requires grad", "In this thread gradients are on."),),
+        errors=(
+            ("Can't call numpy() on Tensor that requires grad", "In this thread gradients are on."),
+            ("must be Tensor, not numpy.ndarray", "The model takes tensors: torch.from_numpy(pixels)."),
+        ),
     ),
     Exercise(
         id="export.clinic-answers",
@@ -242,6 +267,12 @@ EXERCISES = [
             "While one request is computed, what do the others do?",
             "An `async def` without await holds the whole server. A function that takes long belongs into a thread.",
             'return {"digit": await run_in_threadpool(read_digit, await request.body())}',
+        ),
+        errors=(
+            ("'coroutine' object is not iterable", "run_in_threadpool(...) gives something to wait for: await it."),
+            ("must be callable", "Hand over the function and its argument: run_in_threadpool(read_digit, body)."),
+            ("not 'coroutine'", "request.body() has to be awaited, too; read_digit takes its bytes."),
+            ("not 'Request'", "read_digit takes the bytes of the body: await request.body()."),
         ),
     ),
 ]

@@ -47,6 +47,9 @@ def check_clinic_preprocess(prepare: Callable, inputs: Inputs) -> Iterator[Check
         ((pixels - mean) / std, "mean and std are fractions: divide by 255 first."),
         ((own - own.mean()) / own.std(), "The statistics of this request were used, not those of training."),
         (pixels / 255, "mean and std are missing."),
+        ((pixels / 255 - mean) * std, "Divide by std."),
+        (((pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std((1, 2, 3), keepdim=True)),
+         "Each image was given statistics of its own. Training used one mean and one std for all."),
     ], hint="(pixels / 255 - mean) / std")  # fmt: skip
     blank = prepare(torch.zeros(1, 1, 3, 5), mean, std)
     yield is_close("a blank image is no nan", blank, torch.full((1, 1, 3, 5), -mean / std),
@@ -56,6 +59,7 @@ def check_clinic_preprocess(prepare: Callable, inputs: Inputs) -> Iterator[Check
 def check_clinic_train_mode(ship: Callable, inputs: Inputs) -> Iterator[Check]:
     """Clinic export.clinic-train-mode: what is exported is the model in evaluation mode, and training can go on."""
     model = small_model(inputs, 6)
+    model[1].eval()  # one layer has a mode of its own
     modes = [m.training for m in model.modules()]
     statistics = model[2].running_mean.clone()
     images = inputs.randn(7, 1, 2, 3)
@@ -75,7 +79,8 @@ def check_clinic_train_mode(ship: Callable, inputs: Inputs) -> Iterator[Check]:
     yield is_true("the statistics of BatchNorm have not moved", torch.equal(model[2].running_mean, statistics),
                   hint="A forward pass in training mode moved them.")  # fmt: skip
     yield is_true("the model has its modes back", modes == [m.training for m in model.modules()],
-                  hint="It trains on: model.train() afterwards, or `with evaluating(model):`.")  # fmt: skip
+                  hint="It trains on, each module in its own mode: train() sets all of them. "
+                  "`with evaluating(model):` puts every mode back.")  # fmt: skip
 
 
 def check_clinic_fixed_batch(export_reader: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -95,9 +100,11 @@ def check_clinic_fixed_batch(export_reader: Callable, inputs: Inputs) -> Iterato
             except Exception as error:
                 words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 hint = "The batch of the example is part of the program: dynamic_shapes says that it may vary."
-                yield Check(f"takes {size} images", False, words, hint)
+                yield Check(f"takes {size} image{'s' if size > 1 else ''}", False, words, hint)
                 return
-            yield has_shape(f"gives {size} rows", answer, (size, 3), hint="A row for each image that came.")
+            yield has_shape(
+                f"gives {size} row{'s' if size > 1 else ''}", answer, (size, 3), hint="A row for each image that came."
+            )
             yield is_close(f"the right rows ({size})", answer, want[:size], rtol=1e-3, atol=1e-5,
                            hint="layer(images.flatten(1))")  # fmt: skip
 
@@ -162,7 +169,14 @@ def check_clinic_answers(answer_all: Callable, inputs: Inputs) -> Iterator[Check
     parts = [np.asarray(part) for part in answer]
     got = [len(part) for part in parts]
     yield is_true("one digit for each image", got == sizes, detail=f"{got} digits for {sizes} images",
-                  hint="The answers came in another order than the questions.")  # fmt: skip
+                  hint="The answers came in another order than the questions." if sorted(got) == sorted(sizes)
+                  else "np.split wants the places to cut at: the lengths added up, without the last.")  # fmt: skip
+    yield is_true(
+        "digits, not logits",
+        all(part.ndim == 1 for part in parts),
+        detail=f"got shapes {[part.shape for part in parts]}",
+        hint="logits.argmax(1), then split.",
+    )
     want = np.split(digits, np.cumsum(sizes)[:-1])
     yield is_true("everybody gets their own", all(np.array_equal(p, w) for p, w in zip(parts, want, strict=True)),
                   detail="some got the digits of others",

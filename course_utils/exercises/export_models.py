@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_utils.exercises.compare import describe, has_dtype, has_shape, is_close, is_equal, is_true, is_unchanged
+from course_utils.exercises.compare import (
+    Mistakes,
+    describe,
+    has_dtype,
+    has_shape,
+    is_close,
+    is_equal,
+    is_true,
+    is_unchanged,
+)
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.export import ExportError, quantize_rows, quiet, to_program
@@ -89,6 +98,11 @@ def check_self_contained(reader: Any, inputs: Inputs) -> Iterator[Check]:
         yield Check("it can be exported", False, error.got, "Tensor operations only: no .item(), no numpy().")
         return
     yield is_close("it can be exported", exported, want[:4], hint="The exported program computes something else.")
+    module.train()
+    with torch.no_grad():
+        module(float_raw)
+    yield is_true("train() reaches the model, and forward leaves its mode alone", model.training,
+                  hint="Who calls the module sets its mode: no eval() in forward.")  # fmt: skip
 
 
 def check_unready(unready: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -98,7 +112,10 @@ def check_unready(unready: Callable, inputs: Inputs) -> Iterator[Check]:
     model.add_module("head", nn.Linear(2, 2))
     model.eval()
     ready = unready(model)
-    yield is_equal("a model in evaluation mode has none", _sorted(ready), [], hint="Return an empty list then.")
+    some = type(ready) in (list, tuple) and len(ready) > 0
+    yield is_equal("a model in evaluation mode has none", _sorted(ready), [],
+                   hint="These are in evaluation mode: module.training is False." if some
+                   else "Return a list, an empty one then.")  # fmt: skip
     model.body[1].train(True)
     model.body[2][0].train(True)
     modes = [m.training for m in model.modules()]
@@ -135,6 +152,7 @@ def check_program(export_any: Callable, inputs: Inputs) -> Iterator[Check]:
     side = inputs.size(2, 4)
     most = inputs.size(6, 12)
     model = small_model(inputs, side * side)
+    model[1].eval()  # one layer has a mode of its own
     modes = [m.training for m in model.modules()]
     statistics = model[2].running_mean.clone()
     images = inputs.randn(most + 1, 1, side, side)
@@ -159,7 +177,8 @@ def check_program(export_any: Callable, inputs: Inputs) -> Iterator[Check]:
     yield is_true("the statistics of BatchNorm have not moved", torch.equal(model[2].running_mean, statistics),
                   hint="A forward pass in training mode moved them.")  # fmt: skip
     yield is_true("the model has its modes back", modes == [m.training for m in model.modules()],
-                  hint="It trains on afterwards. `with evaluating(model):` puts every mode back.")  # fmt: skip
+                  hint="It trains on afterwards, and each module has its own mode: train() sets all of them. "
+                  "`with evaluating(model):` puts every mode back.")  # fmt: skip
 
 
 def _tried(run: Callable, x: Tensor) -> tuple[Any, str]:
@@ -173,6 +192,8 @@ def _tried(run: Callable, x: Tensor) -> tuple[Any, str]:
 def _batch_hint(problem: str, most: int) -> str:
     if ">=" in problem:
         return "Its smallest batch is too large: Dim('batch', min=1, max=most)."
+    if "==" in problem and "size()[0]" not in problem:
+        return "Two images lie along axis 0, (2, 1, H, W): torch.cat joins there, torch.stack makes a new axis."
     if "==" in problem:
         return "The batch of the example was taken for good: dynamic_shapes=({0: batch},)."
     return f"It should run for 1 to {most} images."
@@ -200,25 +221,31 @@ def check_parity(largest_difference: Callable, inputs: Inputs) -> Iterator[Check
     def ask(candidate: Callable, sizes: tuple[int, ...] = (1, 5, 12)) -> object:
         return largest_difference(reference, candidate, images, sizes)
 
-    yield is_close("two that agree are 0 apart", ask(reference), 0.0, atol=1e-5, hint="Return a Python number: .item()")
+    yield _number("two that agree are 0 apart", ask(reference), 0.0, hint="Return a Python number: .item()")
     for amount in (0.75, -0.75):
         answer = ask(shifted_by(amount))
         sizes = sorted(set(seen))
         yield is_true("tries every batch size", sizes == [1, 5, 12], detail=f"called with {sizes} images",
                       hint="images[:size] for each size in sizes.")  # fmt: skip
-        yield is_close(f"finds the one difference of {amount}", answer, 0.75, atol=1e-5, mistakes=[
+        yield _number(f"finds the one difference of {amount}", answer, 0.75, mistakes=[
             (0.0, "Take .abs() before .max(), and keep the largest over all sizes, not the last."),
             (-0.75, "A difference in the other direction counts as much: .abs()."),
             (0.75 / 15, "The mean hides what one customer gets: take the largest."),
         ], hint="(a - b).abs().max(), and the largest of these over all sizes.")  # fmt: skip
-    yield is_close("nan is infinitely far away", ask(lambda x: (x @ weight).masked_fill(x[:, :1] > 9, 0) * _nan_in(x)),
-                   math.inf, hint="max() and > let nan pass. Ask torch.isfinite(...).all() first.")  # fmt: skip
-    yield is_close(
-        "another shape is infinitely far away",
-        ask(lambda x: (x @ weight)[:1]),
-        math.inf,
-        hint="(5, 3) - (1, 3) broadcasts without a word. Compare the shapes first.",
-    )
+    yield _number("nan is infinitely far away", ask(lambda x: (x @ weight).masked_fill(x[:, :1] > 9, 0) * _nan_in(x)),
+                  math.inf, hint="max() and > let nan pass. Ask torch.isfinite(...).all() first.")  # fmt: skip
+    yield _number("another number of rows is infinitely far away", ask(lambda x: (x @ weight)[:1]), math.inf,
+                  hint="(5, 3) - (1, 3) broadcasts without a word. Compare the shapes first.")  # fmt: skip
+    yield _number("another number of columns is infinitely far away", ask(lambda x: (x @ weight)[:, :1]), math.inf,
+                  hint="(5, 3) - (5, 1) broadcasts without a word. Compare the whole shapes.")  # fmt: skip
+
+
+def _number(what: str, value: object, want: float, *, hint: str, mistakes: Mistakes = ()) -> Check:
+    """Like ``is_close`` for a Python number, and says which number came, not how far off it is."""
+    check = is_close(what, value, want, atol=1e-5, hint=hint, mistakes=mistakes)
+    if check.passed or type(value) not in (int, float):
+        return check
+    return Check(what, False, f"got {value:.4g}, expected {want:.4g}", check.hint)
 
 
 def _nan_in(x: Tensor) -> Tensor:
@@ -234,6 +261,7 @@ def check_branch(either_way: Any, inputs: Inputs) -> Iterator[Check]:
                   hint="class EitherWay(nn.Module) with a forward.")  # fmt: skip
     height, width = inputs.sizes(2, 3, 6)
     ink = 100 * inputs.rand(6, 1, height, width)
+    ink[:, :, 1, 1] += 130  # no image is dark or bright everywhere; its mean is on one side all the same
     is_inverted = torch.tensor([True, False, True, True, False, True])
     images = torch.where(is_inverted[:, None, None, None], 255 - ink, ink)
     before = images.clone()
@@ -241,7 +269,11 @@ def check_branch(either_way: Any, inputs: Inputs) -> Iterator[Check]:
     everything = 255 - images if images.mean() > 127.5 else images
     yield has_shape("keeps the shape", answer, tuple(images.shape), hint="(N, 1, H, W) -> (N, 1, H, W)")
     yield is_close("each image decides for itself", answer, ink, rtol=1e-4, atol=1e-3, mistakes=[
-        (everything, "One decision for the whole batch: whose images are inverted depends on who else asks."),
+        (everything, "All were turned round. One decision for the whole batch: whose images are inverted depends on "
+                     "who else asks. And the limit is 127.5."),
+        (torch.where(images > 127.5, 255 - images, images),
+         "Each pixel decided for itself. The image decides, by its mean, for all of its pixels."),
+        (torch.where(is_inverted[:, None, None, None], 1 - images, images), "The pixels are raw: 255 - pixels, not 1."),
         (255 - ink, "Invert those with a mean above 127.5, not the others."),
         (images, "Nothing was inverted: 255 - pixels."),
     ], hint="pixels.mean((1, 2, 3), keepdim=True) has shape (N, 1, 1, 1).")  # fmt: skip
@@ -252,6 +284,10 @@ def check_branch(either_way: Any, inputs: Inputs) -> Iterator[Check]:
         program = to_program(module, ink[:2]).module()
     except ExportError as error:
         hint = "Python decided on a value, and the exporter can't follow. torch.where computes both and chooses."
+        if "Constraints violated" in error.got:
+            hint = (
+                "A loop over the images, or a size as a number, keeps the example's batch: treat all of them at once."
+            )
         yield Check("it can be exported for any batch", False, error.got, hint)
         return
     got, problem = _tried(program, images[:5])
@@ -278,7 +314,8 @@ def check_int8(to_int8: Callable, inputs: Inputs) -> Iterator[Check]:
     )
     yield is_true("every scale is a positive number", bool((scale > 0).all() and scale.isfinite().all()),
                   detail=f"got {[round(float(s), 4) for s in scale]}",
-                  hint="A row of zeros has the largest value 0: give it the scale 1.")  # fmt: skip
+                  hint="A row of zeros has the largest value 0: give it the scale 1." if not scale.isinf().any()
+                  else "The scale is the largest / 127, not 127 / the largest; 1 for a row of zeros.")  # fmt: skip
     largest = before.abs().amax(1)
     want_scale = torch.where(largest > 0, largest / 127, torch.ones(rows))
     yield is_close("the largest of each row becomes 127", scale, want_scale, mistakes=[
@@ -319,6 +356,8 @@ def check_int8_linear(int8_linear: Callable, inputs: Inputs) -> Iterator[Check]:
         (products * scale + bias, "The scales of x are missing: x_scale[:, None]."),
         (products * x_scale[:, None] + bias, "The scales of the weights are missing."),
         ((xq @ q.t()) * (x_scale[:, None] * scale) + bias, "int8 times int8 adds up in int8 and runs over: .int()."),
+        ((xq.short() @ q.short().t()) * (x_scale[:, None] * scale) + bias, "int16 runs over, too, at 32,767: .int()."),
+        ((products + bias) * (x_scale[:, None] * scale), "The scales belong to the products: add the bias after them."),
         (x @ (q * scale[:, None]).t() + bias, "x stayed in float32. It is to be rounded to int8 as well."),
         (shared, "One scale for the whole batch: the loud example spoils the others. One for each row."),
     ], hint="xq, x_scale = quantize_rows(x); xq.int() @ q.int().T; then both scales, then the bias.")  # fmt: skip

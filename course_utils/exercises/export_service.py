@@ -32,9 +32,14 @@ def check_read_request(read_request: Callable, inputs: Inputs) -> Iterator[Check
     pixels = torch.as_tensor(answer) if type(answer) in (np.ndarray, torch.Tensor) else answer
     yield is_true("gives a tensor or an array", type(pixels) is torch.Tensor, detail=f"got {describe(answer)}",
                   hint="np.array(images) or torch.tensor(images)")  # fmt: skip
-    yield is_close("with the pixels of the request", pixels.float().reshape(n, SIDE, SIDE), torch.tensor(images),
-                   hint="Nothing is scaled or rounded here.")  # fmt: skip
+    yield is_close("with the pixels of the request", pixels.float(), torch.tensor(images),
+                   hint="Shape (N, 28, 28). Nothing is scaled or rounded here.")  # fmt: skip
     good = _body(images[1:2])
+    full = _body([images[1]] * MAX_IMAGES)
+    for what, body in ((f"takes {MAX_IMAGES} images", full), (f"takes {MAX_BYTES:,} bytes", full.ljust(MAX_BYTES))):
+        status, _, problem = _asked(read_request, body)
+        yield is_true(what, problem == "" and status == 200, detail=problem or f"status {status}",
+                      hint="So many are allowed: refuse only more.")  # fmt: skip
     for name, body, kind, wanted, hint in _bad(images[1], good):
         status, answer, problem = _asked(read_request, body, kind)
         if not problem and status == wanted and not (type(answer) is str and " " in answer.strip()):
@@ -60,7 +65,17 @@ def _bad(image: list, good: bytes) -> Iterator[tuple[str, bytes, str, int, str]]
     number = "type(pixel) in (int, float): true is an int for isinstance, and NumPy takes it for 1."
     finite = "Python's json reads NaN and 1e999 without complaint. math.isfinite, or np.isfinite(...).all()."
     bounds = "0 <= pixel <= 255 for all of them."
+    whole = "Compare the whole type, without what follows a `;`: nothing else may stand before or after it."
     yield "text/plain", good, "text/plain", 415, "Look at the content type first."
+    yield "application/jsonl", good, "application/jsonl", 415, whole
+    yield "text/json", good, "text/json", 415, whole
+    yield (
+        "a long body of text/plain",
+        b" " * (MAX_BYTES + 1),
+        "text/plain",
+        415,
+        "The table has an order: the type first.",
+    )
     yield (
         "a long body",
         b" " * (MAX_BYTES + 1),
@@ -75,6 +90,7 @@ def _bad(image: list, good: bytes) -> Iterator[tuple[str, bytes, str, int, str]]
     yield "a number of images", b'{"images": 3}', json_type, 422, "images must be a list."
     yield "no images", b'{"images": []}', json_type, 422, "An empty list is no request."
     yield "5 images", _body([image] * 5), json_type, 413, f"More than {MAX_IMAGES} images: 413."
+    yield "a number for an image", b'{"images": [3]}', json_type, 422, grid
     yield "a ragged image", _body([ragged]), json_type, 422, grid
     yield "27 rows", _body([image[:-1]]), json_type, 422, grid
     yield "text for a pixel", pixel('"7"'), json_type, 422, number
@@ -132,6 +148,27 @@ def check_gather(gather: Callable, inputs: Inputs) -> Iterator[Check]:
     yield is_true("with nobody there, waits for the first", ended and answer == [items[0]],
                   detail=f"got {describe(answer)}", hint="The first get() has no time limit.")  # fmt: skip
 
+    waiting = queue.Queue()
+    timers = [threading.Timer(after, waiting.put, [item]) for after, item in ((0.4, items[0]), (0.5, items[1]))]
+    for timer in timers:
+        timer.start()
+    answer, took, ended = _timed(gather, waiting, 2, 0.35)
+    for timer in timers:
+        timer.join()
+    yield is_equal("the wait begins when the first has come", answer, items[:2],
+                   hint="The clock runs from the first request on: look at it after the first get().")  # fmt: skip
+
+    waiting = _SlowQueue()
+    for item in items[:3]:
+        waiting.put(item)
+    answer, took, ended = _timed(gather, waiting, 5, 0.02)
+    yield is_true(
+        "a get() that ends after the time is no error",
+        type(answer) is list,
+        detail=f"got {describe(answer)}",
+        hint="The time can be over already: max(0, end - now).",
+    )
+
     waiting = _queue(items[:1])
     stop = threading.Event()
     drip = threading.Thread(target=_drip, args=(waiting, 0.1, stop), daemon=True)
@@ -152,6 +189,15 @@ def _queue(items: list[str]) -> queue.Queue:
     for item in items:
         waiting.put(item)
     return waiting
+
+
+class _SlowQueue(queue.Queue):
+    """A queue whose ``get`` comes back 50 ms late, as on a busy machine."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        item = super().get(block, timeout)
+        time.sleep(0.05)
+        return item
 
 
 def _left(waiting: queue.Queue) -> list:
@@ -185,6 +231,8 @@ def _timed(gather: Callable, waiting: queue.Queue, most: int, wait_s: float) -> 
     if not found:
         return None, took, False
     answer, error = found[0]
+    if isinstance(error, queue.Empty):
+        raise queue.Empty("it came out of the function") from error  # its own message is blank
     if error is not None:
         raise error
     return answer, took, ended
@@ -199,11 +247,13 @@ def check_best_batch(best_batch: Callable, inputs: Inputs) -> Iterator[Check]:
     yield is_true("returns two things", type(answer) in (tuple, list) and len(answer) == 2,
                   detail=f"got {describe(answer)}", hint="return batch, images_per_second")  # fmt: skip
     batch, per_second = answer
+    swapped = type(batch) is float and type(per_second) is int
     yield is_equal("chooses the batch", batch, 16, mistakes=[
         (64, "The largest is not the quickest: compare images per second."),
         (256, "Twice its time must fit into the limit."),
         (1, "The lowest latency is not the highest throughput."),
-    ], hint="Among those with 2 * latency <= limit, the one with the most images per second.")  # fmt: skip
+    ], hint="The batch size comes first, then the images per second." if swapped else
+                   "Among those with 2 * latency <= limit, the one with the most images per second.")  # fmt: skip
     yield is_close("says how many images per second", per_second, rate[16], rtol=1e-3, mistakes=[
         (rate[16] / 1000, "That is per millisecond: 1000 * batch / latency."),
         (1000 / latency[16], "That is batches per second: each has 16 images."),
@@ -237,28 +287,29 @@ def check_percentiles(report: Callable, inputs: Inputs) -> Iterator[Check]:
     want = tuple(rank(ordered, p) for p in (50, 95, 99))
     answer = report(list(times))
     yield is_true("returns three numbers", type(answer) in (tuple, list) and len(answer) == 3
-                  and all(type(v) in (int, float) for v in answer), detail=f"got {describe(answer)}",
-                  hint="return p50, p95, p99 as Python numbers")  # fmt: skip
-    got = torch.tensor([float(v) for v in answer])
-    yield is_close("nearest rank", got, torch.tensor(want), rtol=1e-5, mistakes=[
+                  and all(type(v) in (int, float, np.float64, np.float32) for v in answer),
+                  detail=f"got {describe(answer)}", hint="return p50, p95, p99")  # fmt: skip
+    yield _three("nearest rank", answer, want, mistakes=[
         (torch.tensor([rank(times, p) for p in (50, 95, 99)]), "Sort first."),
         (torch.tensor([ordered[min(n - 1, p * n // 100)] for p in (50, 95, 99)]),
          "One place too far: the first 95 % of 100 end at index 94."),
         (torch.tensor(np.percentile(ordered, [50, 95, 99])).float(),
          "That interpolates between two requests. Take one that was measured: ceil(p * n / 100) - 1."),
         (torch.tensor(want).flip(0), "The order is p50, p95, p99."),
+        (torch.tensor([rank(ordered[::-1], p) for p in (50, 95, 99)]), "Sort upwards: the slowest come last."),
     ], hint="ordered[ceil(p * n / 100) - 1]")  # fmt: skip
+    few = ordered[:11]
+    yield _three("nearest rank, of 11", report(list(few)), tuple(rank(few, p) for p in (50, 95, 99)), mistakes=[
+        (torch.tensor([few[5], few[9], few[10]]), "Round up, with math.ceil: round(10.45) is 10, and the place is 11."),
+    ], hint="The place is rounded up: math.ceil(p * n / 100).")  # fmt: skip
     failed = [*times, *[None] * (n // 10)]
     order = inputs.permutation(len(failed))
     mixed = [failed[i] for i in order]
     all_ = [*ordered, *[math.inf] * (n // 10)]
-    answer = report(list(mixed))
-    got = torch.tensor([float(v) for v in answer])
-    yield is_close(
+    yield _three(
         "requests without an answer count as endless",
-        got,
-        torch.tensor([rank(all_, p) for p in (50, 95, 99)]),
-        rtol=1e-5,
+        report(list(mixed)),
+        tuple(rank(all_, p) for p in (50, 95, 99)),
         mistakes=[
             (torch.tensor(want), "The failed ones were left out. Then a service looks best that drops the slow ones.")
         ],
@@ -267,3 +318,11 @@ def check_percentiles(report: Callable, inputs: Inputs) -> Iterator[Check]:
     one = report([7.0])
     yield is_true("one request is enough", list(one) == [7.0] * 3, detail=f"got {describe(one)}",
                   hint="ceil(50 * 1 / 100) - 1 is 0.")  # fmt: skip
+
+
+def _three(what: str, answer: Any, want: tuple[float, ...], *, mistakes: list, hint: str) -> Check:
+    """Compare three numbers, and say which came."""
+    got = [float(v) for v in answer]
+    check = is_close(what, torch.tensor(got), torch.tensor(want), rtol=1e-5, mistakes=mistakes, hint=hint)
+    words = ", ".join(f"{v:.4g}" for v in got)
+    return Check(what, check.passed, "" if check.passed else f"got {words}", check.hint)

@@ -106,7 +106,14 @@ print(table(rows, ("two processes", "both agree", "as one process with the whole
 # copied to all cards and everything is collected on the first. PyTorch itself recommends DDP instead, on one machine
 # too.)
 #
-# Here is a program for a rank.
+# **Predict.** Three ranks hold the numbers 0, 1 and 2, each its own. All call `dist.all_reduce(tensor)`, which sums a
+# tensor over all ranks. Which number does each of them hold afterwards?
+
+# %% id="predict-hello" tags=["prediction"]
+guess = ...  # for example (rank 0, rank 1, rank 2)
+
+# %% [markdown] id="hello-program"
+# Here is the program for a rank. It joins the group, calls `all_reduce`, and returns two numbers.
 
 # %% id="hello-source"
 print(inspect.getsource(ranks.hello))
@@ -116,11 +123,6 @@ print(inspect.getsource(ranks.group.__wrapped__))
 # Each rank runs the same program; what differs is its number. `launch` starts three processes that run it, shows what
 # each prints, and returns what each returns. It waits for all of them, kills them at a time limit, and leaves none
 # behind when you press stop.
-#
-# **Predict.** `dist.all_reduce` sums a tensor over all ranks. What does each of the three ranks return as its sum?
-
-# %% id="predict-hello" tags=["prediction"]
-guess = ...  # for example (rank 0, rank 1, rank 2)
 
 # %% id="hello" tags=["nbval-ignore-output"]
 answers = launch(ranks.hello, 3, show=True)
@@ -318,7 +320,8 @@ print("all ranks have the same bits:", all(is_same for _, is_same in compared))
 # ### Exercise: average the gradients
 #
 # For every parameter of the model, put the mean of the ranks' gradients into `p.grad`, on every rank. A gradient can be
-# `None`, on some ranks or on all, for a part of the model that was not used; then it counts as zeros.
+# `None`, on some ranks or on all, for a part of the model that was not used; then it counts as zeros. Where no rank has
+# one, zeros or `None` are both fine.
 
 
 # %% id="ex-average" tags=["exercise"] exercise="distributed.average"
@@ -521,16 +524,17 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="sampler-says"
 # Every rank must take the same number of steps, or one waits for ever. So the sampler repeats examples until it can
-# deal evenly (`drop_last=True` leaves some out instead). In training this does no harm. In an evaluation, two digits
-# count twice.
+# deal evenly (`drop_last=True` leaves some out instead). In training this does no harm. In an evaluation, two
+# examples count twice.
 #
 # The order of an epoch comes from `seed + epoch`, and the sampler only knows the epoch if you call `set_epoch`.
 #
 # ### Exercise: deal the examples
 #
 # Return the indices of one rank in one epoch, a list of ⌈n_examples / n_ranks⌉ plain `int`. Together the ranks see
-# every example; some may come twice to fill up. Every epoch has another order, and a rank sees other examples in it.
-# The same arguments give the same list on every rank and in every run, whatever state the global generators are in.
+# every example; some may come twice to fill up. Every epoch is shuffled anew before it is dealt, so that a rank sees
+# other examples, in other company. The same arguments give the same list on every rank and in every run, whatever state
+# the global generators are in.
 
 
 # %% id="ex-shares" tags=["exercise"] exercise="distributed.shares"
@@ -768,12 +772,12 @@ check("distributed.save", save)
 print(inspect.getsource(ranks.mismatched))
 
 # %% [markdown] id="mismatch-text"
-# **Predict.** In which of these cases is there an error, and after how long: rank 1 makes the two calls in the other
-# order (`order`); it sums a tensor of 3 numbers where the others sum 1 (`size`); it leaves one call out and goes on
-# computing (`missing`)?
+# **Predict.** In which of these cases does any rank get an error: rank 1 makes the two calls in the other order
+# (`order`); it sums a tensor of 3 numbers where the others sum 1 (`size`); it leaves one call out and goes on computing
+# (`missing`)?
 
 # %% id="predict-mismatch" tags=["prediction"]
-guess = ...  # three words, or times
+guess = ...  # yes or no, three times
 
 # %% id="mismatch"
 ends = {}
@@ -864,9 +868,9 @@ print("with find_unused_parameters=True:", launch(ranks.unused_parameter, 2, fin
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="unused-says"
-# Backward of the first step ends without a word, with gradients that were not averaged. Only the next forward pass
-# notices. The numbers in the message are places in `list(model.parameters())`. `find_unused_parameters=True` walks the
-# graph in each step to find out; better is a model that uses what it has.
+# Backward of the first step ends without a word, although a bucket was never full and so was never sent. Only the
+# second step notices. The numbers in the message are places in `list(model.parameters())`.
+# `find_unused_parameters=True` walks the graph in each step to find out; better is a model that uses what it has.
 #
 # ### Unequal numbers of batches
 #
@@ -1120,14 +1124,14 @@ def train_until(dist, train_epoch, patience):
     """Train until the mean loss has not improved for so many epochs; return how many were trained."""
     best, bad, epochs = float("inf"), 0, 0
     while bad < patience:
-        loss = train_epoch()
         ### BEGIN SOLUTION
+        loss = train_epoch()
         mean = torch.tensor(loss, dtype=torch.float64)
         dist.all_reduce(mean)
         loss = mean.item() / dist.get_world_size()
         ### END SOLUTION
         ### BEGIN STUB
-        # pass
+        # loss = train_epoch()
         ### END STUB
         epochs += 1
         if loss < best:

@@ -150,7 +150,7 @@ print("your guess:", "none yet" if guess is ... else guess)
 #
 # Write a module `RawReader(model, mean, std)`. Its `forward` takes raw pixels, shape (N, 1, H, W), 0..255, bytes or
 # floating, and returns the model's logits for `(pixels / 255 - mean) / std`. `mean` and `std` are numbers. The model's
-# parameters are among its own, and `eval()` reaches the model.
+# parameters are among its own, and the model follows `train()` and `eval()`.
 
 
 # %% id="ex-self-contained" tags=["exercise"] exercise="export.self-contained"
@@ -185,11 +185,11 @@ print("from raw bytes, the same logits as in the notebook:", same)
 # ### What kind of file?
 #
 # `torch.save(model)` writes a **pickle**: the weights, and the *name* of the class. Who loads it needs the class, in
-# the same place, from the same version. And a pickle may hold calls, which are made when it is loaded. Here is a file
-# that looks like weights.
+# the same place, from the same version. And a pickle may hold calls, which are made when it is loaded. The next cell
+# writes a file that looks like weights: a dict with one entry. In place of a tensor stands the call `print("…")`.
 #
-# **Predict.** It is loaded with `torch.load`, in two ways: with `weights_only=False`, and as the default is. In which
-# of them does the line in the file get printed?
+# **Predict.** The file is loaded with `torch.load`, in two ways: with `weights_only=False`, and as the default is. In
+# which of them does the line get printed?
 
 # %% id="predict-pickle" tags=["prediction"]
 guess = ...  # (True or False, True or False)
@@ -258,6 +258,7 @@ program = torch.export.export(shipped, (pixels[:2],))
 calls = [node for node in program.graph.nodes if node.op == "call_function"]
 for name, count in Counter(str(node.target).removeprefix("aten.") for node in calls).items():
     print(f"{count} x {name}")
+print("the dropouts' argument `train`:", [node.args[2] for node in calls if "dropout" in str(node.target)])
 
 # %% [markdown] id="static-says"
 # You can read the whole model: the preprocessing (`div`, `sub`, `div`), two blocks, two linear layers. The dropout
@@ -278,8 +279,8 @@ with torch.no_grad():
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="dynamic-text"
-# A **guard**: the program refuses inputs for which it was not captured. That is good. Older ways of exporting answered
-# wrongly, or with two rows for five images.
+# A **guard**: the program refuses inputs for which it was not captured. That is good: an error is seen, a wrong answer
+# is not.
 #
 # An axis that may vary gets a name and bounds, a `Dim`. `dynamic_shapes` has an entry for each argument: here, axis 0
 # of the first one.
@@ -394,8 +395,8 @@ with torch.no_grad():
 # %% [markdown] id="trace-text"
 # ### The old way: TorchScript
 #
-# Tutorials before 2024 say `torch.jit.trace(model, example)`. It records the operators of one run. It is deprecated,
-# and here is the reason one should know.
+# Tutorials before 2024 say `torch.jit.trace(model, example)`: it runs the model once with an example, and returns one
+# that runs without the class. The model has an `if`, and the example takes one of its two branches.
 #
 # **Predict.** We trace with digits as in training. Does the traced model read ordinary pictures? Is there an error?
 
@@ -411,8 +412,8 @@ for name, batch_of in (("as in training", pixels), ("ordinary pictures", 255 - p
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="trace-says"
-# The branch of the example is frozen. A `TracerWarning` scrolls by once, in the middle of a build, and from then on the
-# file answers wrongly without a word. `torch.jit.script` reads the source instead and keeps the `if`, but understands
+# A trace records the operators of one run: the branch of the example is frozen. A `TracerWarning` scrolls by once, in
+# the middle of a build, and from then on the file answers wrongly without a word. `torch.jit.script` reads the source instead and keeps the `if`, but understands
 # only a part of Python. Both belong to **TorchScript**, which is deprecated; use it for nothing new.
 #
 # What does `torch.export` do? The course's `to_program` calls it as you did above, and shortens what it says.
@@ -677,9 +678,10 @@ for n in (1, 64):
 print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="int8-large-says"
-# Here each weight is fetched from memory for one multiplication, and a quarter of the bytes are fetched in less time.
-# The same tool, the same CPU, the opposite result. **int8 is a promise about size. Speed you measure**, with your
-# model, on the machine that will serve.
+# One at a time, each weight is fetched from memory for a single multiplication, and a quarter of the bytes are fetched
+# in less time. With 64, a weight that is fetched is used 64 times; what is gained then comes from the CPU's
+# instructions for whole numbers, if it has them. The same tool, the same CPU, another result than above. **int8 is a
+# promise about size. Speed you measure**, with your model, on the machine that will serve.
 
 # %% [markdown] id="s6"
 # ## 6. A service
@@ -731,7 +733,7 @@ with Service(make_app(onnx_reader)) as service, service.client() as client:
 # ### Exercise: nothing but pixels
 #
 # Write the part that stands at the door. It returns `(200, pixels)`, an array or tensor of shape (N, 28, 28) with the
-# numbers as they came, or `(status, sentence)`, and raises nothing. In this order:
+# numbers as they came, or `(status, sentence)`, a sentence of more than one word, and raises nothing. In this order:
 #
 # | what is wrong | status |
 # | --- | --- |
@@ -893,8 +895,9 @@ else:
 # %% [markdown] id="explorer-text"
 # ### Explorer: latency and throughput
 #
-# **Latency** is what one customer waits for, **throughput** is how many are served. A larger batch raises both. The
-# explorer measures each way that you have built, when you first ask for it.
+# **Latency** is what one customer waits for, **throughput** is how many are served. A larger batch
+# raises the first, and up to a point the second. The explorer measures each way that you have built, when you first
+# ask for it.
 #
 # **Try this.** Which is best for a single image? Set 64 images per call: does the order change? If you have more than
 # one core, take two threads: who gains, and for which batch? With a limit of 10 ms, which batch would you choose?
@@ -977,7 +980,7 @@ print(f"the model alone: {latency_ms(calling_onnx(onnx_reader), pixels[:1]):.2f}
 
 # %% id="ex-percentiles" tags=["exercise"] exercise="export.percentiles"
 def percentiles(times):
-    """Return p50, p95 and p99 in ms, three Python numbers."""
+    """Return p50, p95 and p99 in ms, three numbers."""
     ### BEGIN SOLUTION
     ordered = sorted(math.inf if ms is None else ms for ms in times)
     return tuple(ordered[math.ceil(p * len(ordered) / 100) - 1] for p in (50, 95, 99))
@@ -1022,7 +1025,8 @@ check("export.clinic-preprocess", prepare_pixels)
 # %% [markdown] id="clinic-train-mode-text"
 # ### Another answer each time
 #
-# After each epoch the model is exported, and then it trains on: it must come back in the modes that it came in.
+# After each epoch the model is exported, and then it trains on: each of its modules must come back in the mode
+# that it came in; some are frozen and stay in evaluation mode.
 
 
 # %% id="clinic-train-mode" tags=["clinic"] exercise="export.clinic-train-mode"
@@ -1075,7 +1079,7 @@ check("export.clinic-fixed-batch", export_reader)
 # hint("export.clinic-fixed-batch")
 
 # %% [markdown] id="clinic-thread-text"
-# ### no_grad, in the wrong thread
+# ### Gradients off, in the wrong thread
 #
 # The service calls `predict` in a thread of its own. In the notebook it worked; in the service there was an error about
 # `numpy()`, and somebody added `.detach()`. Since then it works, and it is slow and takes memory.

@@ -24,8 +24,9 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from course_utils import check, hint, progress, show, solution
+from course_utils import check, doctor, hint, progress, show, solution
 from course_utils.capstone import balanced_accuracy, hidden_digits, make_pile
 from course_utils.data import Batches, affine_augment
 from course_utils.export import quantize_onnx, to_onnx
@@ -50,6 +51,7 @@ example = torch.zeros(2, 1, 28, 28)  # raw pixels, for exporters
 
 # %% id="predict-1" tags=["prediction"]
 guess = ...  # more, less or the same; the worst digit in per cent
+
 
 # %% id="def-first-model-x-y"
 def first_model(x, y):
@@ -119,6 +121,7 @@ show(fig, "The least ink, a medium amount, and the most: six of each, with their
 # Return a mask of the images that are useless: some pixel is nan, or there is no ink at all (all pixels are 0). Images
 # with ink and paper exchanged are *not* useless, since they can be turned back.
 
+
 # %% id="ex-unusable" tags=["exercise"] exercise="capstone.unusable"
 def unusable(images):
     """Tell for each raw image, (N, 1, 28, 28), whether it is useless; (N,) bool."""
@@ -137,6 +140,7 @@ check("capstone.unusable", unusable)
 # Return the images as float32 in 0..1, paper 0 and ink 1, the inverted ones turned back. The service will call this for
 # single images, so each must be judged on its own. The input stays as it is.
 
+
 # %% id="ex-restore" tags=["exercise"] exercise="capstone.restore"
 def restore(images):
     """Return raw images, 0..255, as the network reads them: (N, 1, 28, 28), 0..1, upright."""
@@ -150,8 +154,105 @@ def restore(images):
 check("capstone.restore", restore)
 # hint("capstone.restore")
 
+# %% [markdown] id="the-run-they-left"
+# ## 3. The run they left behind
+#
+# The pile came with a training run. It takes raw pixels, it runs without an error, and it learned hardly anything. Read
+# it in the next cell, and don't run it yet.
+#
+# **Predict.** How many faults do you see? Compare with what the doctor finds: `doctor.examine` takes the parts, watches a
+# few steps on copies, and changes nothing.
+
+# %% id="predict-run" tags=["prediction"]
+guess = ...  # a number
+
+# %% [markdown] id="exercise-the-run-they-left"
+# ### Clinic: the run they left behind
+#
+# Repair it. The keys stay, and so do the arguments of `step`, `train` and `evaluate`. The last tenth is held out. The
+# doctor must have neither an error nor a warning left, and the run must learn. With `report` in a cell of its own you
+# see the evidence for each finding, and the line.
+
+
+# %% id="clinic-run" tags=["clinic"] exercise="capstone.clinic-run"
+def make_run(images, labels):
+    """Return the parts of a training run on raw images, (N, 1, 28, 28) in 0..255, and their labels."""
+    ### BEGIN SOLUTION
+    images = images / 255
+    cut = len(labels) * 9 // 10
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    loader = DataLoader(TensorDataset(images[:cut], labels[:cut]), batch_size=64, shuffle=True)
+    held_out = DataLoader(TensorDataset(images[cut:], labels[cut:]), batch_size=64)
+
+    def step(model, batch, loss_fn, optimizer):
+        x, y = batch
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def evaluate(model):
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            right = sum((model(x).argmax(1) == y).sum().item() for x, y in held_out)
+        model.train(was_training)
+        return right / (len(labels) - cut)
+
+    ### END SOLUTION
+    ### BEGIN STUB
+    # cut = len(labels) * 9 // 10
+    # body = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
+    # model = nn.Sequential(body, nn.Softmax(dim=1))
+    # optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    # loader = DataLoader(TensorDataset(images[:cut], labels[:cut]), batch_size=64, shuffle=True)
+    # held_out = DataLoader(TensorDataset(images[cut:], labels[cut:]), batch_size=64)
+    #
+    # def step(model, batch, loss_fn, optimizer):
+    #     x, y = batch
+    #     loss = loss_fn(model(x), y)
+    #     loss.backward()
+    #     optimizer.step()
+    #     return loss.detach()
+    #
+    # def evaluate(model):
+    #     model.eval()
+    #     shares = []
+    #     with torch.no_grad():
+    #         for x, y in held_out:
+    #             shares.append((model(x).argmax(1) == y).float().mean())
+    #     return torch.stack(shares).mean().item()
+    #
+    ### END STUB
+    def train(model, loader, loss_fn, optimizer, epochs=2):
+        model.train()
+        for _ in range(epochs):
+            for batch in loader:
+                step(model, batch, loss_fn, optimizer)
+            print(f"{evaluate(model):.0%} of the held-out digits")
+
+    return {
+        "model": model,
+        "loader": loader,
+        "loss_fn": nn.CrossEntropyLoss(),
+        "optimizer": optimizer,
+        "step": step,
+        "train": train,
+        "evaluate": evaluate,
+    }
+
+
+report = doctor.examine(**make_run(pile.images.nan_to_num(0), pile.labels))
+print(f"the doctor finds {len(report.findings)}")
+for finding in report.findings:
+    print(f"{finding.severity:8} {finding.code:33} repair: {finding.fix}")
+check("capstone.clinic-run", make_run)
+# hint("capstone.clinic-run")
+
 # %% [markdown] id="4-train-two-things-are"
-# ## 3. Train
+# ## 4. Train
 #
 # Two things are asked for, and the second is asked for more rarely than it should be. The network must read *every*
 # digit, also those that are rare in the pile. And whoever runs your training again must get your network, bit for bit:
@@ -163,6 +264,7 @@ check("capstone.restore", restore)
 # that), and two digits are rare. Return it in eval mode; it gives ten scores for each restored image. The same seed gives the same weights,
 # whatever was drawn at random before. The balanced accuracy on hidden digits must be at least 92 %. Hidden digits are
 # turned and moved a little, as they come from another scanner. The check trains on a new pile.
+
 
 # %% id="ex-train" tags=["exercise"] exercise="capstone.train"
 def train(images, labels, seed):
@@ -192,7 +294,7 @@ check("capstone.train", train)
 # hint("capstone.train")
 
 # %% [markdown] id="3-whom-to-believe-wrong"
-# ## 4. Whom to believe
+# ## 5. Whom to believe
 #
 # Wrong labels don't look wrong. But a network that was trained on *other* examples has an opinion about each label, and
 # where it disagrees, it is worth asking who gave the label. Here is the disagreement of the first model on the part
@@ -217,6 +319,7 @@ print("at least twice as much as each of the others:", bool((shares.max() >= 2 *
 # annotator's number; it may be another one in another pile. Your own `train` may be called. The check draws a new pile
 # and takes some seconds.
 
+
 # %% id="ex-suspects" tags=["exercise"] exercise="capstone.suspects"
 def suspects(images, labels, annotators):
     """Tell for each example whether its label is probably wrong; (N,) bool."""
@@ -239,7 +342,7 @@ check("capstone.suspects", suspects)
 # hint("capstone.suspects")
 
 # %% [markdown] id="5-package-the-service-shall"
-# ## 5. Package
+# ## 6. Package
 #
 # The service shall know nothing about PyTorch and nothing about inverted pages. So the file that is shipped takes raw
 # pixels and does the restoring itself; then no two programs can disagree about it. `to_onnx(module, example, path)`
@@ -253,9 +356,11 @@ check("capstone.suspects", suspects)
 # model itself stays as it is, its mode too. `restore` may be called, since you have written it above; `example` is there
 # for the exporter.
 
+
 # %% id="ex-package" tags=["exercise"] exercise="capstone.package"
 def package(model, folder):
     """Write the model as one int8 ONNX file that takes raw pixels; return its path."""
+
     ### BEGIN SOLUTION
     class Reader(nn.Module):
         def __init__(self, net):
@@ -276,7 +381,7 @@ check("capstone.package", package)
 # hint("capstone.package")
 
 # %% [markdown] id="6-report-numbers-in-a"
-# ## 6. Report
+# ## 7. Report
 #
 # Numbers in a report are read by people who can't check them. Say what the number is of, and measure what the reader
 # cares about.
@@ -315,6 +420,7 @@ print(f"{1000 * (time.perf_counter() - start) / 200:.3f} ms; your guess: {'none 
 # the first call, which also warms up. `predict` takes raw images as an array, (N, 1, 28, 28), and gives scores, (N, 10).
 # `clock()` gives seconds, as `time.perf_counter` does; the check brings a clock of its own.
 
+
 # %% id="ex-report" tags=["exercise"] exercise="capstone.report"
 def report(predict, path, images, labels, clock):
     """Return {"accuracy", "bytes", "latency_ms"} of a packaged model, measured on raw images (a tensor)."""
@@ -338,7 +444,7 @@ check("capstone.report", report)
 # hint("capstone.report")
 
 # %% [markdown] id="7-serve-and-be-accepted"
-# ## 7. Serve, and be accepted
+# ## 8. Serve, and be accepted
 #
 # `make_app(predict, about=…)` from lesson 08 makes a service from a function: `POST /predict`, `GET /health`, and
 # `GET /about`, which gives back what you hand in as `about`, names and texts. Here it runs with the first model, on a
@@ -365,6 +471,7 @@ folder.cleanup()
 # - 21 kinds of bad requests: a 4xx and a sentence each, and the service goes on;
 # - the job done twice with the same seed, on a small pile: the same answers to the last digit;
 # - an honest report: the bytes are those of the file, the accuracy is at most 5 points from the truth.
+
 
 # %% id="ex-acceptance" tags=["exercise"] exercise="capstone.acceptance"
 def job(pile, folder, seed):

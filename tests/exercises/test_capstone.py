@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from course_utils.capstone import balanced_accuracy
 from course_utils.data import Batches, affine_augment
@@ -121,6 +122,94 @@ WRONG["capstone.restore"] = {
     "a threshold too low": (_low_threshold, "a digit with much ink is no inverted one"),
     "axes lost": (lambda x: torch.where(x.mean((1, 2, 3)) > 127, 1 - x / 255, x / 255), "keepdim=True"),
     "if for all": (lambda x: 1 - x / 255 if x.mean((1, 2, 3)) > 127 else x / 255, "once for the whole batch"),
+}
+
+# --- the run they left -----------------------------------------------------------------------------------------------
+
+
+def _run(
+    scaled: bool = True,
+    softmax: bool = False,
+    clears: str = "before",
+    back_to_train: bool = True,
+    counts: bool = True,
+    in_model: bool = False,
+    whole: bool = False,
+    steps: bool = True,
+    flatters: bool = False,
+    leaves_out: str | None = None,
+) -> Any:
+    """Return a make_run: the reference with one thing done otherwise."""
+
+    def make_run(images: Tensor, labels: Tensor) -> dict[str, Any]:
+        class Scale(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x / 255
+
+        cut = len(labels) * 9 // 10
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)]
+        if in_model:
+            layers.insert(0, Scale())
+        elif scaled:
+            images = images / 255
+        if softmax:
+            layers.append(nn.Softmax(dim=1))
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+        rows = slice(None) if whole else slice(cut)
+        loader = DataLoader(TensorDataset(images[rows], labels[rows]), batch_size=64, shuffle=True)
+        held_out = DataLoader(TensorDataset(images[cut:], labels[cut:]), batch_size=64)
+
+        def step(model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any) -> Tensor:
+            x, y = batch
+            if clears == "before":
+                optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            if steps:
+                optimizer.step()
+            if clears == "after":
+                model.zero_grad()
+            return loss.detach()
+
+        def evaluate(model: nn.Module) -> float:
+            was_training = model.training
+            model.eval()
+            with torch.no_grad():
+                right = [(model(x).argmax(1) == y).float() for x, y in held_out]
+            shares = [part.mean() for part in right]
+            if back_to_train:
+                model.train(was_training)
+            if flatters:
+                return 0.97
+            return torch.cat(right).mean().item() if counts else torch.stack(shares).mean().item()
+
+        def train(model: nn.Module, loader: Any, loss_fn: Any, optimizer: Any, epochs: int = 2) -> None:
+            model.train()
+            for _ in range(epochs):
+                for batch in loader:
+                    step(model, batch, loss_fn, optimizer)
+                evaluate(model)
+
+        parts = {"model": model, "loader": loader, "loss_fn": F.cross_entropy, "optimizer": optimizer}
+        parts |= {"step": step, "train": train, "evaluate": evaluate}
+        parts.pop(str(leaves_out), None)
+        return parts
+
+    return make_run
+
+
+RIGHT["capstone.clinic-run"] = {"cleared at the end": _run(clears="after"), "scaled in the model": _run(in_model=True)}
+WRONG["capstone.clinic-run"] = {
+    "raw pixels": (_run(scaled=False), "data.images-not-scaled"),
+    "softmax kept": (_run(softmax=True), "loss.softmax-before-cross-entropy"),
+    "never cleared": (_run(clears="never"), "loop.no-zero-grad"),
+    "stays in eval mode": (_run(back_to_train=False), "eval-mode"),
+    "mean of means": (_run(counts=False), "evaluation.mean-of-means"),
+    "no step": (_run(steps=False), "loop.no-update"),
+    "train left out": (_run(leaves_out="train"), "Keep the seven keys"),
+    "trains on what is held out": (_run(whole=True), "The last tenth is held out"),
+    "a flattering number": (_run(flatters=True), "near one tenth"),
 }
 
 # --- train ----------------------------------------------------------------------------------------------------------

@@ -107,9 +107,9 @@ def _everybody(tensor, dist):
 # --- ring ------------------------------------------------------------------------------------------------------------
 
 
-def _ring(tensor, dist, steps=None, mean=False, in_place=True, order=0, send=None):
+def _ring(tensor, dist, steps=None, mean=False, in_place=True, order=0, send=None, cut=torch.tensor_split):
     rank, n = me(dist)
-    parts = list((tensor if in_place else tensor.clone()).tensor_split(n))
+    parts = list(cut(tensor if in_place else tensor.clone(), n))
     for s in range(2 * (n - 1) if steps is None else steps(n)):
         out, into = (rank - s) % n, (rank - s - 1 + order) % n
         came = torch.empty_like(parts[into])
@@ -184,6 +184,7 @@ WRONG["distributed.ring"] = {
     "library": (lambda t, d: d.all_reduce(t), "none was sent"),
     "one step too many": (lambda t, d: _ring(t, d, steps=lambda n: 2 * n - 1), "here are more"),
     "parts of the wrong place": (lambda t, d: _ring(t, d, order=1), "has the sum"),
+    "chunk, which can give fewer parts": (lambda t, d: _ring(t, d, cut=torch.chunk), "always gives n"),
 }
 
 # --- average ---------------------------------------------------------------------------------------------------------
@@ -298,6 +299,42 @@ def _state_dict_wrapper(module, dist):
     return module
 
 
+class _HooksInForward(nn.Module):
+    def __init__(self, module, dist):
+        super().__init__()
+        self.module, self.dist = module, dist
+        for t in module.state_dict().values():
+            dist.broadcast(t, 0)
+
+    def average(self, p):
+        self.dist.all_reduce(p.grad)
+        p.grad /= self.dist.get_world_size()
+
+    def forward(self, x):
+        for p in self.module.parameters():
+            p.register_post_accumulate_grad_hook(self.average)
+        return self.module(x)
+
+
+class _HooksReturn(nn.Module):
+    def __init__(self, module, dist):
+        super().__init__()
+        self.module = module
+        for t in module.state_dict().values():
+            dist.broadcast(t, 0)
+
+        def average(p):
+            mean = p.grad / dist.get_world_size()
+            dist.all_reduce(mean)
+            return mean
+
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(average)
+
+    def forward(self, x):
+        return self.module(x)
+
+
 class _NoSuper(nn.Module):
     def __init__(self, module, dist):
         self.module = module
@@ -325,6 +362,8 @@ WRONG["distributed.wrap"] = {
     "no super": (_NoSuper, "super().__init__() first"),
     "in place on leaves": (_Leaf, "through .data"),
     "a function": (lambda module, dist: module.forward, "is a module"),
+    "hooks registered in forward": (_HooksInForward, "pile up"),
+    "hooks that return the mean": (_HooksReturn, "The hook returns nothing"),
 }
 
 # --- buckets ---------------------------------------------------------------------------------------------------------
@@ -358,6 +397,7 @@ def _by_sums(sizes, cap):
 RIGHT["distributed.buckets"] = {
     "sums": _by_sums,
     "tuples inside": lambda sizes, cap: [tuple(bucket) for bucket in _plan(sizes, cap)],
+    "a tuple of tuples": lambda sizes, cap: tuple(tuple(bucket) for bucket in _plan(sizes, cap)),
 }
 WRONG["distributed.buckets"] = {
     "forward order": (lambda s, c: _plan(s, c, places=range), "Backward reaches the last parameter first"),
@@ -394,6 +434,11 @@ def _one_big_batch(ddp, batches, loss_fn):
     loss_fn(ddp(x), y).backward()
 
 
+def _past_the_wrapper(ddp, batches, loss_fn):
+    for x, y in batches:
+        (loss_fn(ddp.module(x), y) / len(batches)).backward()
+
+
 def _one_loss(ddp, batches, loss_fn):
     with ddp.no_sync():
         losses = [loss_fn(ddp(x), y) for x, y in batches[:-1]]
@@ -425,6 +470,7 @@ WRONG["distributed.accumulate"] = {
     "last batch only": (lambda d, b, f: _accumulate(d, b, f, each=False), "backward for every batch"),
     "talks in the first": (lambda d, b, f: _accumulate(d, b, f, quiet=lambda i, n: i > 0), "The mean over all"),
     "no backward": (lambda d, b, f: [f(d(x), y) for x, y in b] and None, "No gradient arrived"),
+    "past the wrapper": (_past_the_wrapper, "not past it"),
 }
 
 # --- shares ----------------------------------------------------------------------------------------------------------
@@ -474,6 +520,7 @@ WRONG["distributed.shares"] = {
     "keeps its own": (lambda *a: _share(*a, own=True), "Shuffle first, then deal"),
     "a tensor": (lambda *a: _share(*a, tensor=True), "tolist()"),
     "everything": (lambda n, r, k, e: _share(n, 0, 1, e), "its own part of the order"),
+    "rotates": (lambda n, r, k, e: [(e + i) % n for i in range(r, n + -n % k, k)], "only change the rank"),
 }
 
 # --- statistics ------------------------------------------------------------------------------------------------------
@@ -636,6 +683,12 @@ def _shortest(logs):
     return min(lengths), [r for r, n in enumerate(lengths) if n == min(lengths)]
 
 
+def _anywhere(logs):
+    first = _guilty(logs)
+    usual = Counter(map(tuple, logs)).most_common(1)[0][0]
+    return first and (first[0], [r for r, log in enumerate(logs) if tuple(log) != usual])
+
+
 RIGHT["distributed.guilty"] = {"by index": _by_index, "zipped": _guilty}
 WRONG["distributed.guilty"] = {
     "those who were right": (lambda logs: _guilty(logs, right=True), "that were right"),
@@ -655,6 +708,7 @@ WRONG["distributed.guilty"] = {
         "most ranks",
     ),
     "by hand": (lambda logs: max(logs), "return None"),
+    "who parts anywhere": (_anywhere, "Who parts later"),
 }
 
 # --- clinic ----------------------------------------------------------------------------------------------------------
@@ -689,6 +743,10 @@ WRONG["distributed.clinic-epoch"] = {
         "seen by nobody",
     ),
     "one list": (lambda *a: _orders(*a)[0], "A list of lists"),
+    "everything on each rank": (
+        lambda data, r, n, e: [list(DistributedSampler(data, 1, 0, seed=k)) for k in range(e)],
+        "Each rank reads all examples",
+    ),
 }
 
 
@@ -720,6 +778,10 @@ WRONG["distributed.clinic-noise"] = {
         "Both depend on the seed",
     ),
     "model alone": (lambda r, s, m: _begin(r, s, m)[0], "return model, noise"),
+    "the global generator": (
+        lambda r, s, m: _begin(r, s, m, noise=lambda r, s: torch.default_generator.manual_seed(s + r)),
+        "global generator, and everybody",
+    ),
 }
 
 
@@ -787,6 +849,18 @@ def _until(dist, train_epoch, patience, decide="mean"):
     return epochs
 
 
+def _when_all_agree(dist, train_epoch, patience):
+    best, bad, epochs = float("inf"), 0, 0
+    while True:
+        loss = train_epoch()
+        epochs += 1
+        best, bad = (loss, 0) if loss < best else (best, bad + 1)
+        ready = torch.tensor(float(bad >= patience))
+        dist.all_reduce(ready)
+        if ready == dist.get_world_size():
+            return epochs
+
+
 RIGHT["distributed.clinic-stop"] = {
     "mean": _until,
     "the sum decides alike": lambda d, t, p: _until(d, t, p, "sum"),
@@ -795,6 +869,7 @@ WRONG["distributed.clinic-stop"] = {
     "as handed out": (lambda d, t, p: _until(d, t, p, "own"), "left the loop"),
     "rank 0 decides": (lambda d, t, p: _until(d, t, p, "rank 0"), "rank 0 alone"),
     "the largest": (lambda d, t, p: _until(d, t, p, "max"), "stops when the mean"),
+    "when no rank improves": (_when_all_agree, "no rank improves any more"),
     "a barrier at the end": (lambda d, t, p: _until(d, t, p, "late"), "decide alike"),
     "sums a number": (lambda d, t, p: _until(d, t, p, "number"), "torch.tensor(loss)"),
     "returns nothing": (lambda d, t, p: _until(d, t, p) and None, "return epochs"),

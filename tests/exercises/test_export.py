@@ -91,6 +91,10 @@ WRONG["export.self-contained"] = {
         _reader(lambda s, x: s.model((torch.from_numpy(x.numpy()).float() / 255 - s.mean) / s.std)),
         "Tensor operations only",
     ),
+    "eval() in forward": (
+        _reader(lambda s, x: s.model.eval()((x / 255 - s.mean) / s.std)),
+        "no eval() in forward",
+    ),
     "no super": (
         type("Bad", (nn.Module,), {"__init__": lambda s, m, a, b: setattr(s, "model", m)}),
         "super().__init__()",
@@ -108,7 +112,8 @@ WRONG["export.unready"] = {
     "one level": (lambda m: [n for n, x in m.named_children() if x.training], "the root alone"),
     "the modules": (lambda m: [x for x in m.modules() if x.training], "not the modules"),
     "leaves out the root": (lambda m: [n for n, x in m.named_modules() if x.training and n], "The root counts"),
-    "those that are ready": (lambda m: [n for n, x in m.named_modules() if not x.training], "empty list"),
+    "those that are ready": (lambda m: [n for n, x in m.named_modules() if not x.training], "module.training is False"),
+    "a set": (lambda m: {n for n, x in m.named_modules() if x.training}, "Return a list"),
     "switches": (
         lambda m: [n for n, x in m.named_modules() if x.training and (x.train(False), True)[1]],
         "Only look",
@@ -170,7 +175,28 @@ class _train_again(_no_mode):
         self.model.train()
 
 
-RIGHT["export.program"] = {"by hand": _by_hand, "a copy": _copied, "train() again": _program(_train_again)}
+def _joined(join):
+    def answer(model, example, most):
+        with evaluating(model):
+            return _exported(model, join(example), ({0: Dim("batch", min=1, max=most)},))
+
+    return answer
+
+
+def _loose(args, shapes):
+    def answer(model, example, most):
+        two, batch = torch.cat([example, example]), {0: Dim("batch", min=1, max=most)}
+        with evaluating(model):
+            return export(model, args(two), dynamic_shapes=shapes(batch))
+
+    return answer
+
+
+RIGHT["export.program"] = {
+    "by hand": _by_hand,
+    "a copy": _copied,
+    "zeros": _joined(lambda x: x.new_zeros(2, *x.shape[1:])),
+}
 WRONG["export.program"] = {
     "fixed": (_program(dynamic=False), "dynamic_shapes"),
     "training mode": (_program(_no_mode), "captured in the mode"),
@@ -178,6 +204,12 @@ WRONG["export.program"] = {
     "at least three": (_program(minimum=3, repeat=4), "Its smallest batch is too large"),
     "no bound": (_program(maximum=False), "max=most"),
     "stays in eval": (_program(_eval_for_good), "puts every mode back"),
+    "train() wakes all": (_program(_train_again), "train() sets all of them"),
+    "stacks": (_joined(lambda x: torch.stack([x, x])), "torch.stack makes a new axis"),
+    "cat without a list": (_joined(lambda x: torch.cat(x, x)), "torch.cat takes a list"),
+    "joins channels": (_joined(lambda x: torch.cat([x, x], 1)), "along axis 0"),
+    "no tuple": (_loose(lambda two: two, lambda batch: (batch,)), "stand in a tuple"),
+    "shapes without a tuple": (_loose(lambda two: (two,), lambda batch: batch), "An entry for each argument"),
     "the module": (lambda m, x, n: _program()(m, x, n).module(), "return torch.export.export"),
 }
 
@@ -219,6 +251,11 @@ WRONG["export.parity"] = {
         "broadcasts without a word",
     ),
     "a tensor": (_parity(lambda a, b: (a - b).abs().max()), ".item()"),
+    "compares lengths only": (
+        _parity(lambda a, b: math.inf if len(a) != len(b) or b.isnan().any() else (a - b).abs().max().item()),
+        "Compare the whole shapes",
+    ),
+    "says what came": (_parity(lambda a, b: (a - b).max().item()), "got 0, expected 0.75"),
 }
 
 # --- branch -----------------------------------------------------------------------------------------------------------
@@ -252,6 +289,16 @@ WRONG["export.branch"] = {
         "One decision for the whole batch",
     ),
     "a loop": (_module(_loop), "Python decided on a value"),
+    "a loop with where": (
+        _module(lambda x: torch.stack([torch.where(image.mean() > 127.5, 255 - image, image) for image in x])),
+        "A loop over the images",
+    ),
+    "each pixel": (_module(lambda x: torch.where(x > 127.5, 255 - x, x)), "Each pixel decided"),
+    "1 in place of 255": (_module(lambda x: torch.where(_mask(x), 1 - x, x)), "255 - pixels, not 1"),
+    "half of 1": (
+        _module(lambda x: torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, 255 - x, x)),
+        "the limit is 127.5",
+    ),
     "in place": (_module(_written), "no in-place"),
     "the others": (_module(lambda x: torch.where(_mask(x), x, 255 - x)), "Invert those"),
     "all": (_module(lambda x: 255 - x), "One decision for the whole batch"),
@@ -296,6 +343,7 @@ WRONG["export.int8"] = {
     "no abs": (_int8(lambda w: w.amax(1)), ".abs()"),
     "rows of zeros": (_int8(_rows, zero=None), "A row of zeros"),
     "columns": (lambda w: (q := quantize_rows(w.t()), (q[0].t().contiguous(), q[1]))[1], "amax(1)"),
+    "the other way round": (lambda w: (quantize_rows(w)[0], 127 / w.abs().amax(1)), "not 127 / the largest"),
     "float": (lambda w: (quantize_rows(w)[0].float(), quantize_rows(w)[1]), "int8"),
 }
 
@@ -330,16 +378,32 @@ WRONG["export.int8-linear"] = {
     "no scale of q": (lambda x, q, s, b: _linear(x, q, torch.ones_like(s), b), "scales of the weights"),
     "one scale": (_shared, "One scale for the whole batch"),
     "two dtypes": (lambda x, q, s, b: x @ q.T, "whole numbers"),
+    "int16": (
+        lambda x, q, s, b: ((r := quantize_rows(x))[0].short() @ q.short().T) * (r[1][:, None] * s) + b,
+        "int16 runs over",
+    ),
+    "bias first": (
+        lambda x, q, s, b: ((r := quantize_rows(x))[0].int() @ q.int().T + b) * (r[1][:, None] * s),
+        "add the bias after",
+    ),
+    "scales along the wrong axis": (
+        lambda x, q, s, b: ((r := quantize_rows(x))[0].int() @ q.int().T) * r[1] * s + b,
+        "x_scale[:, None]",
+    ),
 }
 
 # --- read-request -----------------------------------------------------------------------------------------------------
 
 
-def _request(without=(), nan_ok=False, pixels=np.array, says="Send something else."):
+def _is_json(kind):
+    return kind.partition(";")[0] == "application/json"
+
+
+def _request(without=(), is_json=_is_json, longest=50_000, most=4, pixels=np.array, says="Send something else."):
     def answer(body, kind):
-        if "type" not in without and kind.partition(";")[0] != "application/json":
+        if "type" not in without and not is_json(kind):
             return 415, says
-        if "length" not in without and len(body) > 50_000:
+        if "length" not in without and len(body) > longest:
             return 413, says
         catches = (ValueError,) if "depth" in without else (ValueError, RecursionError)
         try:
@@ -351,7 +415,7 @@ def _request(without=(), nan_ok=False, pixels=np.array, says="Send something els
         images = message.get("images")
         if not isinstance(images, list) or (not images and "none" not in without):
             return 422, says
-        if "many" not in without and len(images) > 4:
+        if "many" not in without and len(images) > most:
             return 413, says
         try:
             array = np.array(images, dtype=None if "dtype" in without else np.float64)
@@ -371,6 +435,18 @@ def _request(without=(), nan_ok=False, pixels=np.array, says="Send something els
     return answer
 
 
+def _length_first(body, kind):
+    return (413, "At most 50,000 bytes.") if len(body) > 50_000 else _request()(body, kind)
+
+
+def _trusts_images(body, kind):
+    message = json.loads(body) if body[:1] == b"{" and body.endswith(b"}") else {}
+    images = message.get("images")
+    if isinstance(images, list):
+        [len(image) for image in images]
+    return _request()(body, kind)
+
+
 def _raises(body, kind):
     status, answer = _request()(body, kind)
     if status != 200:
@@ -381,6 +457,14 @@ def _raises(body, kind):
 RIGHT["export.read-request"] = {"numpy": _request(), "tensor": _request(pixels=torch.tensor)}
 WRONG["export.read-request"] = {
     "any type": (_request({"type"}), "content type first"),
+    "begins with": (_request(is_json=lambda kind: kind.startswith("application/json")), "Compare the whole type"),
+    "has json in it": (_request(is_json=lambda kind: "json" in kind), "Compare the whole type"),
+    "no charset": (_request(is_json=lambda kind: kind == "application/json"), "split"),
+    "the length first": (_length_first, "the type first"),
+    "one byte less": (_request(longest=49_999), "refuse only more"),
+    "one image less": (_request(most=3), "refuse only more"),
+    "len() of a number": (_trusts_images, "a list of 28 rows"),
+    "a channel axis": (_request(pixels=lambda images: np.array(images)[:, None]), "(N, 28, 28)"),
     "any length": (_request({"length"}), "len(body)"),
     "any depth": (_request({"depth"}), "RecursionError"),
     "any message": (_request({"object"}), "must be a dict"),
@@ -438,6 +522,24 @@ def _one_too_many(waiting, most, wait_s):
     return batch[:most]
 
 
+def _early(waiting, most, wait_s):
+    end = time.monotonic() + wait_s
+    batch = [waiting.get()]
+    while len(batch) < most:
+        try:
+            batch.append(waiting.get(timeout=_left(end, wait_s)))
+        except queue.Empty:
+            break
+    return batch
+
+
+def _escapes(waiting, most, wait_s):
+    batch, end = [waiting.get()], time.monotonic() + wait_s
+    while len(batch) < most:
+        batch.append(waiting.get(timeout=_left(end, wait_s)))
+    return batch
+
+
 RIGHT["export.gather"] = {
     "timeout": _gather(_left),
     "looks again and again": _gather_nowait,
@@ -451,6 +553,9 @@ WRONG["export.gather"] = {
     "never waits": (_gather(lambda end, wait_s: 0), "wait_s to join"),
     "sleeps": (_sleeps, "nothing to wait for"),
     "one too many": (_one_too_many, "Take no more"),
+    "the clock before the first": (_early, "The clock runs from the first"),
+    "a negative timeout": (_gather(lambda end, wait_s: end - time.monotonic()), "can be over already"),
+    "Empty escapes": (_escapes, "catch it"),
     "backwards": (lambda w, most, s: _gather(_left)(w, most, s)[::-1], "order of arrival"),
 }
 
@@ -481,6 +586,7 @@ WRONG["export.best-batch"] = {
     "per millisecond": (_best(rate=lambda n, ms: n / ms), "per millisecond"),
     "batches": (_best(rate=lambda n, ms: 1000 / ms), "batches per second"),
     "strictly": (_best(fits=lambda ms, limit: 2 * ms < limit), "<=, not <"),
+    "the rate first": (lambda t, limit: (found := _best()(t, limit)) and found[::-1], "The batch size comes first"),
     "zero": (lambda t, limit: _best()(t, limit) or (0, 0.0), "return None"),
 }
 
@@ -504,6 +610,11 @@ RIGHT["export.percentiles"] = {
     "numpy": lambda times: np.percentile(
         np.array([np.inf if t is None else t for t in times]), [50, 95, 99], method="inverted_cdf"
     ).tolist(),
+    "numbers of NumPy": lambda times: list(
+        np.sort([np.inf if t is None else t for t in times])[
+            [math.ceil(p * len(times) / 100) - 1 for p in (50, 95, 99)]
+        ]
+    ),
     "whole numbers": _ranked(_endless, place=lambda p, n: -(-p * n // 100) - 1),
 }
 WRONG["export.percentiles"] = {
@@ -513,6 +624,8 @@ WRONG["export.percentiles"] = {
     "interpolates": (lambda times: tuple(np.percentile(_endless(times), [50, 95, 99]).tolist()), "interpolates"),
     "another order": (_ranked(_endless, points=(99, 95, 50)), "order is p50"),
     "None": (_ranked(sorted), "math.inf"),
+    "rounds": (_ranked(_endless, place=lambda p, n: round(p * n / 100) - 1), "Round up"),
+    "downwards": (_ranked(lambda times: _endless(times)[::-1]), "Sort upwards"),
 }
 
 # --- clinic -----------------------------------------------------------------------------------------------------------
@@ -531,6 +644,11 @@ WRONG["export.clinic-preprocess"] = {
     "broken": (_own, "Training knew none of them"),
     "still the largest": (lambda x, mean, std: (x / x.amax((1, 2, 3), keepdim=True) - mean) / std, "Divide by 255"),
     "only scaled": (lambda x, mean, std: x / 255, "mean and std are missing"),
+    "times std": (lambda x, mean, std: (x / 255 - mean) * std, "Divide by std"),
+    "each its own": (
+        lambda x, mean, std: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
+        "statistics of its own",
+    ),
     "forgets 255": (lambda x, mean, std: (x - mean) / std, "divide by 255 first"),
     "in place": (lambda x, mean, std: x.div_(255).sub_(mean).div_(std), "in place"),
 }
@@ -560,12 +678,14 @@ class _only_dropout(_no_mode):
             m.train()
 
 
-RIGHT["export.clinic-train-mode"] = {"train() again": _ship(_train_again), "a copy": _shipped_copy}
+RIGHT["export.clinic-train-mode"] = {"evaluating": _ship(evaluating), "a copy": _shipped_copy}
 WRONG["export.clinic-train-mode"] = {
     "broken": (_ship(_no_mode), "rolls dice"),
     "dropout only": (_ship(_only_dropout), "statistics of the batch"),
     "eval afterwards": (_ship(_no_mode, after=lambda run: run.eval()), "Switch before"),
     "stays in eval": (_ship(_eval_for_good), "trains on"),
+    "train() wakes all": (_ship(_train_again), "train() sets all of them"),
+    "loses the free batch": (_ship(evaluating, dynamic=False), "keep dynamic_shapes"),
     "the program": (lambda m, x: export(copy.deepcopy(m).eval(), (x,)), "return program.module()"),
 }
 
@@ -602,6 +722,7 @@ WRONG["export.clinic-fixed-batch"] = {
     "fixed": (_fixed(lambda layer, x: layer(x.flatten(1)), dynamic=False), "dynamic_shapes says"),
     "a size written out": (_fixed(lambda layer, x: layer(x.reshape(2, -1))), "a size written out"),
     "one row": (_fixed(lambda layer, x: layer(x.flatten(1))[:1]), "A row for each image"),
+    "flattens all": (_fixed(lambda layer, x: layer(x.flatten())), "leaves axis 0 alone"),
 }
 
 
@@ -645,6 +766,7 @@ WRONG["export.clinic-thread"] = {
     "around the making": (_switched_around, "kept for each thread"),
     "for good, inside": (_globally_inside, "with torch.no_grad()"),
     "a tensor": (lambda model: torch.no_grad()(lambda pixels: model(torch.from_numpy(pixels))), ".numpy()"),
+    "an array in": (lambda model: torch.no_grad()(lambda pixels: model(pixels).numpy()), "torch.from_numpy"),
     "numpy()": (lambda model: lambda pixels: model(torch.from_numpy(pixels)).numpy(), "gradients are on"),
 }
 
@@ -681,6 +803,18 @@ WRONG["export.clinic-answers"] = {
     "one by one": (lambda predict, r: [predict(x).argmax(1) for x in r], "what the batch is for"),
     "all in one": (lambda predict, r: predict(np.concatenate(r)).argmax(1), "as long as the list"),
     "backwards": (lambda predict, r: _split(predict, r, range(len(r)))[::-1], "another order"),
+    "equal parts": (
+        lambda predict, r: np.array_split(predict(np.concatenate(r)).argmax(1), len(r)),
+        "the lengths added up",
+    ),
+    "lengths for places": (
+        lambda predict, r: np.split(predict(np.concatenate(r)).argmax(1), [len(x) for x in r][:-1]),
+        "the lengths added up",
+    ),
+    "logits": (
+        lambda predict, r: np.split(predict(np.concatenate(r)), np.cumsum([len(x) for x in r])[:-1]),
+        "argmax(1)",
+    ),
 }
 
 
@@ -743,6 +877,29 @@ def _forgets_await(app, read_digit):
         return {"digit": str(await run_in_threadpool(read_digit, body))}
 
 
+def _unawaited(answer):
+    def add(app, read_digit):
+        @app.post("/predict")
+        async def predict(request: Request):
+            return {"digit": await answer(read_digit, request)}
+
+    return add
+
+
+def _no_await(app, read_digit):
+    @app.post("/predict")
+    async def predict(request: Request):
+        return {"digit": run_in_threadpool(read_digit, await request.body())}
+
+
+async def _called(read_digit, body):
+    return await run_in_threadpool(read_digit(body))
+
+
+async def _body_unawaited(read_digit, request):
+    return await run_in_threadpool(read_digit, request.body())
+
+
 def _health_is_slow(read_digit):
     app = FastAPI()
     _awaits(run_in_threadpool)(app, read_digit)
@@ -765,6 +922,10 @@ WRONG["export.clinic-blocking"] = {
     "a thread, and waits for it": (_app(_awaits(_blocking_thread)), "everybody waits"),
     "another route": (_app(_other_route), "as before"),
     "text": (_app(_forgets_await), '{"digit": ...}'),
+    "no await": (_app(_no_await), "await it"),
+    "calls it at once": (_app(_awaits(_called)), "Hand over the function"),
+    "the body without await": (_app(_unawaited(_body_unawaited)), "has to be awaited"),
+    "the request": (_app(_unawaited(run_in_threadpool)), "takes the bytes"),
     "health waits": (_health_is_slow, "waited for the model"),
 }
 
