@@ -41,6 +41,10 @@ from course_utils.workers import start_methods
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 60.0  # a launch; starting on a busy machine takes some of it
+JOIN_TRIES = 3
+NOT_JOINED = (
+    "connectFullMesh"  # gloo's word where ranks could not connect; about one launch in a hundred, on busy machines
+)
 GRACE_S = 1.0  # for the others, after one rank has failed: their errors often say more
 POLL_S = 0.02
 LAST_LINES = 12  # of a failed rank's output, in the error
@@ -169,6 +173,19 @@ def launch(
     if not isinstance(n_ranks, int) or n_ranks < 1:
         raise UsageError("This is not a number of ranks.", got=n_ranks, expected="a whole number, at least 1")
     payload = pickle.dumps((name_of(program), arguments))
+    for _ in range(JOIN_TRIES):
+        ends = _launch_once(payload, n_ranks, show, timeout_s, grace_s, threads)
+        if not any(NOT_JOINED in end.error for end in ends):
+            break
+    if not check:
+        return list(ends)
+    _refuse_failures(ends, name_of(program))
+    return [end.result for end in ends]
+
+
+def _launch_once(
+    payload: bytes, n_ranks: int, show: bool, timeout_s: float, grace_s: float, threads: int
+) -> tuple[RankEnd, ...]:
     context = _context()
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         # Port 0: the system picks a free one, and nobody can take it before we do.
@@ -181,11 +198,7 @@ def launch(
             team.watch(timeout_s, grace_s)
         finally:
             team.end()
-        ends = team.ends()
-    if not check:
-        return list(ends)
-    _refuse_failures(ends, name_of(program))
-    return [end.result for end in ends]
+        return team.ends()
 
 
 def _context() -> multiprocessing.context.BaseContext:

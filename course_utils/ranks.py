@@ -31,9 +31,17 @@ TIMEOUT_S = 30.0  # of one collective: how long a rank waits for the others
 
 @contextmanager
 def group(timeout_s: float = TIMEOUT_S, backend: str = "gloo") -> Iterator[tuple[int, int]]:
-    """Join the process group for a block; gives the block (rank, number of ranks)."""
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    """Join the process group for a block; gives the block (rank, number of ranks).
+
+    Args:
+        timeout_s: how long a collective waits for the other ranks. Joining may take longer: on a busy machine it was
+            seen to stand still for 5 s.
+        backend: ``gloo`` or ``nccl``.
+    """
+    dist.init_process_group(backend, timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
     try:
+        if timeout_s < TIMEOUT_S:
+            dist.set_timeout(timedelta(seconds=timeout_s))
         yield dist.get_rank(), dist.get_world_size()
     finally:
         dist.destroy_process_group()

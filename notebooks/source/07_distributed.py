@@ -802,8 +802,8 @@ for end in ends["missing"]:
 print("time limit of a collective, if none is set:", dist.distributed_c10d.default_pg_timeout)
 
 # %% [markdown] id="hang-says"
-# Ranks 0 and 2 waited until their time limit. We had set it to a few seconds with
-# `init_process_group(timeout=...)`; without that, you would have waited as long as the last line says. And the error
+# Ranks 0 and 2 waited until their time limit. We had set it to a few seconds with `dist.set_timeout` after joining;
+# without that, you would have waited as long as the last line says. And the error
 # names the wrong ones: those who waited. The guilty rank has no error at all, or one that says that the others are
 # gone.
 #
