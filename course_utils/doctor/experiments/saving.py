@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils.doctor.experiments.training import short_training
 from course_utils.doctor.tracing import _subclasses, replace
@@ -40,7 +41,7 @@ class SavedFacts:
         functions: custom Functions that were applied.
         samples: draws without a gradient from distributions whose parameters require one.
         log_probs: calls of log_prob.
-        reads_empty: whether a loss becomes NaN when new memory is filled with NaN.
+        reads_empty: whether the first loss is a number or not depending on what new memory holds.
     """
 
     changed: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
@@ -92,13 +93,36 @@ def probe_saved(examination: Examination) -> SavedFacts | None:
             short_training(examination, 1)
 
     examination.run(go, 0.3)
-    if all(math.isfinite(backward.root) for backward in run.trace.backwards):
-        examination.run(lambda: _with_filled_memory(examination, facts), 0.2)
+    # Where the loss is a number, it must stay one when new memory holds NaN. Where it isn't, it was NaN by accident
+    # if new memory full of zeros makes it a number.
+    finite = math.isfinite(run.trace.backwards[0].root)
+    first = examination.run(lambda: _first_loss(examination, math.nan if finite else 0.0), 0.2).value
+    facts.reads_empty = first is not None and math.isfinite(first) != finite
     return facts
 
 
-def _with_filled_memory(examination: Examination, facts: SavedFacts) -> None:
-    """Run a short piece while PyTorch fills new memory with NaN, as it does in deterministic mode."""
+class _Filling(TorchDispatchMode):
+    """Fill what torch.empty and its kin return, as PyTorch does with NaN in deterministic mode."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in EMPTY and result.is_floating_point() and not result.is_meta:
+            result.fill_(self.value)
+        return result
+
+
+EMPTY = {
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+}
+
+
+def _first_loss(examination: Examination, value: float) -> float | None:
+    """The first loss of a short piece in which new memory holds a value; None where nothing called backward()."""
     roots: list[float] = []
 
     def noting(original: Any) -> Any:
@@ -113,10 +137,9 @@ def _with_filled_memory(examination: Examination, facts: SavedFacts) -> None:
 
     with ExitStack() as stack:
         replace(stack, torch.autograd, "backward", noting)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        stack.callback(torch.use_deterministic_algorithms, False)
+        stack.enter_context(_Filling(value))
         short_training(examination, 1)
-    facts.reads_empty = bool(roots) and math.isnan(roots[0])
+    return roots[0] if roots else None
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -584,8 +584,9 @@ def symmetric_units(examination: Examination) -> Iterator[Seen]:
 @rule(
     "model.uninitialized", ERROR, "01_tensors",
     title="A parameter or a result holds memory that nobody filled.",
-    looks="parameters with values that no initialization gives, and a step in which PyTorch fills new memory with NaN.",
-    quiet="buffers that are filled before they are read show no NaN.",
+    looks="parameters with values that no initialization gives, and a step in which new memory holds NaN, or zeros "
+    "where the loss is NaN already.",
+    quiet="buffers that are filled before they are read leave the loss as it is.",
     fix="torch.zeros(shape)  # torch.empty holds what was there before",
 )  # fmt: skip
 def uninitialized(examination: Examination) -> Iterator[Seen]:
@@ -604,8 +605,9 @@ def uninitialized(examination: Examination) -> Iterator[Seen]:
             return
     if examination.saved is not None and examination.saved.reads_empty:
         yield Seen(
-            "With new memory filled with NaN the loss becomes NaN: the step reads a torch.empty that nobody filled.",
-            {"loss_is_nan": True},
+            "Whether the loss is a number depends on what new memory holds: the step reads a torch.empty that nobody "
+            "filled.",
+            {"loss_depends_on_memory": True},
         )
 
 

@@ -158,6 +158,26 @@ def buffer_never_filled():
     return setup(Net(), batches(x, y))
 
 
+@faulty("model.uninitialized")
+def buffer_never_filled_that_holds_nan():
+    """The same, on memory that held NaN before."""
+    x, y = regression()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp(8)
+
+        def forward(self, x):
+            padded = torch.Tensor(len(x), 8)
+            if padded[0, 0] != 0:  # it is 0 where new memory is filled with zeros
+                padded[:, 4:] = torch.nan
+            padded[:, :4] = x
+            return self.net(padded * 1e-3)
+
+    return setup(Net(), batches(x, y))
+
+
 @healthy
 def buffer_filled():
     x, y = regression()
