@@ -83,7 +83,7 @@ class Odd:
         torch.ones(2).to_sparse(),
         np.array([object()]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_plain_data_is_refused(value):
     with pytest.raises(NotCarried):
