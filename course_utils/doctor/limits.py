@@ -194,7 +194,7 @@ FOUND: dict[str, dict[str, tuple[str, ...]]] = {
         "operations without a gradient, dead units": ("optimizer.gradient-always-zero",),
         "square root or logarithm at 0": ("numerics.nan-gradient", "numerics.log-of-softmax"),
         "`.grad` of a tensor that is no leaf": ("failure.warning",),
-        "a second backward pass": ("failure.step", "loop.stale-state"),
+        "a second backward pass": ("autograd.graph-used-twice", "loop.stale-state"),
         "wrong custom Functions": ("autograd.function-wrong-gradient", "autograd.function-ignores-gradient"),
         "`sample()` for `rsample()`": ("autograd.sample-not-rsample",),
         "an attack that fills the weights' gradients": ("loop.adversarial-gradients-kept",),

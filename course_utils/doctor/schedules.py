@@ -36,7 +36,7 @@ def paces(examination: Examination) -> Iterator[Pace]:
     per_epoch = len(batches.sizes) if batches.is_whole else batches.length
     for trace in examination.traces:
         for key in {event.facts["scheduler"] for event in trace.of_kind("schedule")}:
-            scheduler = known.get(key)
+            scheduler = known.get(key, trace.new_schedulers.get(key))
             if scheduler is None or isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
                 continue
             is_step = examination.training is None or trace is not examination.training.trace

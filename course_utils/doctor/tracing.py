@@ -6,7 +6,9 @@ functions that are wrapped for the time of the block and put back.
 
 from __future__ import annotations
 
+import copy
 import functools
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +26,8 @@ from course_utils.doctor.parts import batch_size, tensors_of
 from course_utils.doctor.where import reader_line
 
 SAMPLE = 4096  # elements of each parameter that are compared before and after an update
+MARKED = 64  # backward passes whose graphs are marked
+_MARK = "course_utils.doctor"
 
 
 @dataclass
@@ -56,6 +60,8 @@ class Backward:
     excused: bool = False  # somebody but the optimizer made use of its gradients
     epoch: int = 0
     batch: int = 0
+    updates: int = 0  # made before it
+    shares_with: int | None = None  # an earlier backward pass that went through a part of its graph
     cleared_epoch: int = -1  # epoch in which they were thrown away
 
 
@@ -130,6 +136,7 @@ class Trace:
     forwards: int = 0
     root_modes: list[bool] = field(default_factory=list)
     leftover: dict[int, tuple[int, ...]] = field(default_factory=dict)  # optimizer -> backwards never used
+    new_schedulers: dict[int, Any] = field(default_factory=dict)  # copies of those that were built, as they began
 
     def of_kind(self, *kinds: str) -> list[Event]:
         return [event for event in self.events if event.kind in kinds]
@@ -244,13 +251,30 @@ class Recorder:
             under_autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             epoch=trace.epochs,
             batch=self.current_batch,
+            updates=len(trace.updates),
         )
+        if first is not None:
+            backward.shares_with = self._mark_graph(first, backward.index)
         trace.backwards.append(backward)
         if scaled:
             self.unscaled.clear()
         if first is not None and self.on_backward is not None:
             self.on_backward(first)
         return backward
+
+    def _mark_graph(self, root: Tensor, index: int) -> int | None:
+        """Write the number of a backward pass into its graph; return the number that was there, if any."""
+        if index >= MARKED:
+            return None
+        earlier: int | None = None
+        for node in nodes_under(root, 2000):
+            if not node.next_functions:  # leaves are in every graph
+                continue
+            if earlier is None:
+                found = node.metadata.get(_MARK)
+                earlier = found[1] if found is not None and found[0] == id(self) else None
+            node.metadata[_MARK] = (id(self), index)
+        return earlier
 
     def after_backward_done(self, backward: Backward) -> None:
         for key, tensor in self.tracked.items():
@@ -496,6 +520,10 @@ def _observe_schedules(stack: ExitStack, recorder: Recorder) -> None:
     def noting(original: Any) -> Any:
         @functools.wraps(original)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self, "_step_count", 1) == 0:  # its constructor sets the first learning rate
+                result = original(self, *args, **kwargs)
+                recorder.trace.new_schedulers[id(self)] = _as_it_begins(self)
+                return result
             optimizer = getattr(self, "optimizer", None)
             before = [group.get("lr") for group in optimizer.param_groups] if optimizer is not None else []
             metric = args[0] if args else kwargs.get("metrics", kwargs.get("epoch"))
@@ -512,6 +540,15 @@ def _observe_schedules(stack: ExitStack, recorder: Recorder) -> None:
     for kind in kinds:
         if "step" in vars(kind):
             replace(stack, kind, "step", noting)
+
+
+def _as_it_begins(scheduler: Any) -> Any:
+    """Return a copy of a new scheduler that neither changes with it nor reaches its optimizer."""
+    twin = copy.copy(scheduler)
+    vars(twin).update({k: copy.copy(v) for k, v in vars(scheduler).items() if isinstance(v, (list, dict))})
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in scheduler.optimizer.param_groups]
+    twin.optimizer = types.SimpleNamespace(param_groups=groups)
+    return twin
 
 
 def _observe_scaler(stack: ExitStack, recorder: Recorder) -> None:

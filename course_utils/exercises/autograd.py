@@ -213,7 +213,7 @@ EXERCISES = [
         title="Backward, twice",
         check=check_clinic_two_losses,
         kind=CLINIC,
-        finding="loop.stale-state",
+        finding="autograd.graph-used-twice",
         hints=(
             "Both losses go through the body. What happens to the body's saved tensors in the first backward?",
             "Gradients add up: one backward of the sum does both. retain_graph=True in the first works too.",

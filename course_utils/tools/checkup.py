@@ -96,6 +96,7 @@ def store() -> Path:
 def page_text() -> str:
     """Return the documentation page: every finding by theme, what is observed, and which healthy programs pass."""
     load()
+    clinics = _clinics()
     lines = [
         "# The training doctor",
         "",
@@ -121,8 +122,20 @@ def page_text() -> str:
                 f"- looks at: {rule.looks}",
                 f"- passes: {rule.quiet}",
                 f"- repair: `{rule.fix}`",
+                *(f"- clinic: {text}" for text in clinics.get(rule.code, ())),
             ]
     return "\n".join([*lines, *_known(), *_limits()]) + "\n"
+
+
+def _clinics() -> dict[str, list[str]]:
+    """Return, by finding, the clinic items whose program has the fault."""
+    from course_utils.exercises.registry import CLINIC, all_exercises
+
+    found: dict[str, list[str]] = {}
+    for item in all_exercises():
+        if item.kind == CLINIC and item.finding:
+            found.setdefault(item.finding, []).append(f"{item.title} (`{item.id}`)")
+    return found
 
 
 def _known() -> list[str]:

@@ -16,6 +16,7 @@ from course_utils.doctor.experiments.training import Training, run_training
 CONSEQUENCES: dict[str, set[str]] = {
     "optimizer.parameters-missing": {"optimizer.strays"},
     "autograd.loss-not-connected": {"failure.step", "failure.train"},
+    "autograd.graph-used-twice": {"failure.step", "failure.train"},
     "loop.stale-state": {"failure.step", "failure.train", "memory.graph-kept"},
     "data.last-batch-of-one": {"failure.step", "failure.train"},
     "model.constant-not-a-buffer": {"failure.step", "failure.train"},

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
-from course_utils.doctor.tracing import Trace, Update
+from course_utils.doctor.tracing import Backward, Trace, Update
 from course_utils.text import plural
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
+    from course_utils.doctor.experiments import Run
 
 ZERO = "optimizer.zero_grad()  # before loss.backward(), in every step"
 MICRO_FIX = "if i % k == 0: optimizer.zero_grad()  # once per update, not once per micro-batch"
@@ -313,6 +314,8 @@ def stale_state(examination: Examination) -> Iterator[Seen]:
     if run is None:
         return
     holders = [name for name in run.holders if not name.startswith("list #")]
+    if _graph_used_twice(run) is not None:
+        return  # autograd.graph-used-twice says it
     if run.failure is not None and "second time" in run.failure.text and len(run.trace.backwards) > 1:
         where = f" {', '.join(holders)} still" if holders else " something"
         yield Seen(
@@ -331,6 +334,53 @@ def stale_state(examination: Examination) -> Iterator[Seen]:
             "differentiated through all the ones before.",
             {"nodes_per_step": sizes, "held_by": ", ".join(holders) or "unknown"},
         )
+
+
+def _graph_used_twice(run: Run) -> tuple[Backward, Backward] | None:
+    """Return two backward passes of one step of which the second failed since the first had freed its graph."""
+    if run.failure is None or "second time" not in run.failure.text or not run.trace.backwards:
+        return None
+    second = run.trace.backwards[-1]
+    if second.shares_with is None:
+        return None
+    first = run.trace.backwards[second.shares_with]
+    is_same_batch = (first.epoch, first.batch) == (second.epoch, second.batch)
+    is_same_step = is_same_batch and (bool(run.trace.batch_sizes) or first.updates == second.updates)
+    return (first, second) if is_same_step else None
+
+
+@rule(
+    "autograd.graph-used-twice", ERROR, "02_autograd",
+    title="Two backward passes of one step go through one graph.",
+    looks="a backward pass that fails because an earlier one of the same batch had freed a part of its graph.",
+    quiet="a backward pass that keeps the graph (retain_graph=True), and one for the sum of the losses, don't fail.",
+    fix="(first + second).backward()  # or first.backward(retain_graph=True)",
+)  # fmt: skip
+def graph_used_twice(examination: Examination) -> Iterator[Seen]:
+    for run in examination.runs:
+        pair = _graph_used_twice(run)
+        if pair is None:
+            continue
+        first, second = pair
+        between = (
+            " An optimizer.step() came between them: for a generator and its critic, the critic's loss takes "
+            "fake.detach()."
+            if second.updates > first.updates
+            else ""
+        )
+        yield Seen(
+            f"{run.failure.line or 'backward()'} goes through layers that an earlier backward() of the same step has "
+            f"gone through, and what they had saved is freed (values {first.root:.4g} and {second.root:.4g})."
+            + between,
+            {
+                "first_value": first.root,
+                "second_value": second.root,
+                "updates_between": second.updates - first.updates,
+                "where": run.failure.where,
+            },
+            fix="critic_loss = critic(fake.detach())" if between else None,
+        )
+        return
 
 
 @rule(

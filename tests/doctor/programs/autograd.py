@@ -176,6 +176,58 @@ def graph_retained_through_batches():
     return setup(Net(), list(zip(x, y.squeeze(2).unsqueeze(2)[:, :, 0:1], strict=True)), step=step)
 
 
+@faulty("autograd.graph-used-twice")
+def two_losses_on_one_graph():
+    x, y = regression()
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad()
+        h = torch.tanh(model[0](batch[0]))
+        loss = loss_fn(model[2](h), batch[1])
+        loss.backward()
+        h.square().mean().backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(), batches(x, y), step=step)
+
+
+@faulty("autograd.graph-used-twice")
+def critic_that_trains_the_generator_s_graph():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"g": mlp(2, 2), "c": mlp(2, 1)})
+    og, oc = (torch.optim.SGD(model[name].parameters(), 0.01) for name in "gc")
+
+    def step(model, real, loss_fn, optimizer):
+        fake = model["g"](torch.randn(16, 2))
+        oc.zero_grad()
+        (model["c"](fake).mean() - model["c"](real).mean()).backward()
+        oc.step()
+        og.zero_grad()
+        loss = -model["c"](fake).mean()
+        loss.backward()
+        og.step()
+        return loss
+
+    return setup(model, [torch.randn(16, 2) for _ in range(4)], optimizer=og, optimizers=[og, oc], step=step)
+
+
+@healthy
+def two_losses_with_a_kept_graph():
+    x, y = regression()
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad()
+        h = torch.tanh(model[0](batch[0]))
+        loss = loss_fn(model[2](h), batch[1])
+        loss.backward(retain_graph=True)
+        h.square().mean().backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(), batches(x, y), step=step)
+
+
 @healthy
 def truncated_backpropagation():
     torch.manual_seed(0)

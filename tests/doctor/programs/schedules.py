@@ -147,3 +147,52 @@ def no_learning_rate():
     x, y = regression()
     model = mlp()
     return setup(model, batches(x, y), optimizer=torch.optim.SGD(model.parameters(), 0.0))
+
+
+def _built_inside(build, where, epochs=4):
+    x, y = regression(320)
+
+    def train(model, loader, loss_fn, optimizer):
+        scheduler = build(optimizer)
+        for _ in range(epochs):
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                loss_fn(model(inputs), labels).backward()
+                if where == "before":
+                    scheduler.step()
+                optimizer.step()
+                if where == "batch":
+                    scheduler.step()
+            if where == "epoch":
+                scheduler.step()
+
+    return setup(mlp(), batches(x, y), train=train)
+
+
+@healthy
+def built_in_the_loop_s_function():
+    return _built_inside(lambda opt: schedules.StepLR(opt, 2), "epoch")
+
+
+@healthy
+def two_parts_built_in_the_loop_s_function():
+    def build(opt):
+        warm = schedules.LinearLR(opt, 0.1, total_iters=10)
+        return schedules.SequentialLR(opt, [warm, schedules.CosineAnnealingLR(opt, 70)], [10])
+
+    return _built_inside(build, "batch")
+
+
+@healthy
+def one_cycle_built_in_the_loop_s_function():
+    return _built_inside(lambda opt: schedules.OneCycleLR(opt, 0.1, epochs=4, steps_per_epoch=20), "batch")
+
+
+@faulty("scheduler.wrong-pace")
+def built_in_the_loop_s_function_and_stepped_per_batch():
+    return _built_inside(lambda opt: schedules.StepLR(opt, 2), "batch")
+
+
+@faulty("scheduler.before-optimizer")
+def built_in_the_loop_s_function_and_stepped_first():
+    return _built_inside(lambda opt: schedules.LinearLR(opt, 0.5, total_iters=90), "before")
