@@ -191,6 +191,29 @@ def update_command(old: Path | None) -> None:
     raise SystemExit(1 if any(item.action == "failed" for item in done) else 0)
 
 
+class Seeds(click.ParamType):
+    """Whole numbers: ``3``, ``0,1,2`` or ``0-9``; the value is a tuple."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        import re
+
+        if isinstance(value, tuple):
+            return value
+        found: list[int] = []
+        for part in str(value).split(","):
+            if (span := re.fullmatch(r"(\d+)-(\d+)", part.strip())) and int(span[1]) <= int(span[2]) < int(
+                span[1]
+            ) + 1000:
+                found += range(int(span[1]), int(span[2]) + 1)
+            elif re.fullmatch(r"-?\d+", part.strip()):
+                found.append(int(part))
+            else:
+                self.fail(f"{value!r} is no seed; give a whole number, or several as 0,1,2 or 0-9.", param, ctx)
+        return tuple(found)
+
+
 @command("run")
 @click.argument("lessons", metavar="[LESSON]...", type=LESSON, nargs=-1)
 @click.option(
@@ -202,12 +225,19 @@ def update_command(old: Path | None) -> None:
 )
 @click.option(
     "--device",
+    "devices",
     type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="Where the lessons compute.",
+    multiple=True,
+    help="Where the lessons compute; by default auto.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every lesson.")
+@click.option(
+    "--seed",
+    "seeds",
+    type=Seeds(),
+    multiple=True,
+    metavar="SEEDS",
+    help="Seed of every lesson, by default 0; several as 0,1,2 or 0-9.",
+)
 @click.option("--full", is_flag=True, help="Longer, prettier runs (sets FAST = False).")
 @click.option(
     "-p",
@@ -236,24 +266,68 @@ def update_command(old: Path | None) -> None:
     metavar="DIR",
     help="Where executed notebooks and reports go; by default a new folder in runs/.",
 )
-def run_command(**options: Any) -> None:
+@click.option(
+    "--resume",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Go on with the interrupted run whose results are in DIR; takes --jobs and nothing else.",
+)
+@click.pass_context
+def run_command(
+    context: click.Context,
+    seeds: tuple[tuple[int, ...], ...],
+    devices: tuple[str, ...],
+    resume: Path | None,
+    **options: Any,
+) -> None:
     """Execute lessons from top to bottom, all of them by default, and write a report.
 
     The folder of --out gets the executed notebooks, report.html, report.json and junit.xml. The exit status
     is 0 only if every cell of every lesson ran.
-    """
-    from course_utils.tools import runner
 
-    options["parameters"] = {name: runner.parameter_value(value) for name, value in options["parameters"]}
-    report = runner.run_course(runner.RunOptions(**options))
+    Several seeds, devices or values of a parameter make a matrix: every combination runs, each into a folder of
+    its own. For example: course run 05 --seed 0-4 --device cpu --device cuda -p LR 0.1 -p LR 0.01
+    """
+    from course_utils.tools import matrix, runner
+
+    report: runner.RunReport | matrix.MatrixReport
+    if resume is not None:
+        given = [name for name in context.params if name not in ("resume", "jobs") and _was_given(context, name)]
+        if given:
+            raise click.UsageError(f"--resume goes on with what was asked then; leave out {', '.join(sorted(given))}.")
+        report = matrix.resume(resume, jobs=options["jobs"])
+    else:
+        values: dict[str, list[Any]] = {}
+        for name, text in options.pop("parameters"):
+            values.setdefault(name, []).append(runner.parameter_value(text))
+        seeds_flat = tuple(seed for group in seeds for seed in group)
+        axes = matrix.Matrix(
+            seeds=seeds_flat, devices=devices, parameters={name: tuple(found) for name, found in values.items()}
+        )
+        usual = runner.RunOptions(
+            **options,
+            seed=seeds_flat[0] if seeds_flat else 0,
+            device=devices[0] if devices else "auto",
+            parameters={name: found[0] for name, found in values.items()},
+            environment=True,
+        )
+        report = runner.run_course(usual) if axes.is_one else matrix.run_matrix(usual, axes)
     click.echo(report.summary())
     raise SystemExit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
+
+
+def _was_given(context: click.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 @command("test", context_settings=FORWARD)
 @click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
 def test_command(pytest_args: tuple[str, ...]) -> None:
-    """Run the tests; PYTEST_ARGS go to pytest as they are, such as -k seeding or tests/test_data.py."""
+    """Run the tests; PYTEST_ARGS go to pytest as they are, such as -k seeding or tests/test_data.py.
+
+    --faults runs the whole fault campaign, which breaks the course on purpose; a usual run has a sample of it.
+    """
     from course_utils.tools import testing
 
     raise SystemExit(testing.run_tests(pytest_args))
@@ -323,6 +397,20 @@ def env_command(as_json: bool) -> None:
 
     report = envreport.collect()
     click.echo(to_json(report) if as_json else envreport.as_text(report))
+
+
+@command("site")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR",
+              help="Where the pages go; an empty folder, or one that doesn't exist.")  # fmt: skip
+def site_command(out: Path) -> None:
+    """Write the course as web pages: to read and to search in a browser, without a server or a network.
+
+    The pages are the notebooks as they were built, with hints and solutions folded, what people say about PyTorch,
+    and the doctor's catalogue. A learner edition has no solutions, and its pages have none.
+    """
+    from course_utils.tools.site import write
+
+    click.echo(write.site(out).summary())
 
 
 @command("build")

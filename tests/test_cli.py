@@ -112,13 +112,13 @@ def test_run_passes_every_option_on(calls):
     assert cli.run(line.split()) == 0
     assert calls["run"] == runner.RunOptions(
         lessons=("01_tensors", "05_training"), edition="solutions", device="cpu", seed=3, full=True,
-        parameters={"LR": 1e-3, "NAME": "x", "SHIFT": -1}, jobs=2, timeout_s=60.5, out=Path("there"),
+        parameters={"LR": 1e-3, "NAME": "x", "SHIFT": -1}, jobs=2, timeout_s=60.5, out=Path("there"), environment=True,
     )  # fmt: skip
 
 
 def test_run_without_options_is_the_whole_course_by_the_runners_defaults(calls):
     assert cli.run(["run"]) == 0
-    assert calls["run"] == runner.RunOptions()
+    assert calls["run"] == runner.RunOptions(environment=True)
 
 
 def test_build_passes_its_options_on(calls):

@@ -33,9 +33,9 @@ class Live:
         """Something worth knowing."""
 
 
-def result_line(outcome: Outcome) -> str:
-    """Return one line about a notebook that has ended."""
-    line = f"{outcome.name:<16} {outcome.status:<8} {outcome.seconds:>7.1f} s"
+def result_line(outcome: Outcome, label: str = "") -> str:
+    """Return one line about a notebook that has ended, called by its name or by ``label``."""
+    line = f"{label or outcome.name:<16} {outcome.status:<8} {outcome.seconds:>7.1f} s"
     if outcome.ok:
         return f"{line}  {plural(outcome.cells_run, 'cell')}, {outcome.peak_mib:,.0f} MiB"
     return f"{line}  {outcome.error}"
@@ -50,11 +50,11 @@ class Lines(Live):
         self.count = 0
 
     def started(self, job: Job) -> None:
-        self.note(f"{job.name:<16} started")
+        self.note(f"{job.label:<16} started")
 
     def finished(self, job: Job, outcome: Outcome) -> None:
         self.count += 1
-        self.note(f"{result_line(outcome)}  [{self.count}/{self.total}]")
+        self.note(f"{result_line(outcome, job.label)}  [{self.count}/{self.total}]")
 
     def note(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
@@ -68,16 +68,16 @@ class Bars(Live):
         self.tasks: dict[str, TaskID] = {}
 
     def started(self, job: Job) -> None:
-        self.tasks[job.name] = self.progress.add_task(job.name, total=None)
+        self.tasks[job.label] = self.progress.add_task(job.label, total=None)
 
     def cell(self, job: Job, number: int) -> None:
         if number == 1:
-            self.progress.update(self.tasks[job.name], total=_count_cells(job))
-        self.progress.update(self.tasks[job.name], completed=number - 1)
+            self.progress.update(self.tasks[job.label], total=_count_cells(job))
+        self.progress.update(self.tasks[job.label], completed=number - 1)
 
     def finished(self, job: Job, outcome: Outcome) -> None:
-        self.progress.remove_task(self.tasks.pop(job.name))
-        self.note(result_line(outcome))
+        self.progress.remove_task(self.tasks.pop(job.label))
+        self.note(result_line(outcome, job.label))
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False, soft_wrap=True)

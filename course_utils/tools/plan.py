@@ -64,6 +64,7 @@ class RunOptions:
     cwd: Path | None = None  # working folder of the kernels; None: the folder of each notebook
     notebooks: Path = NOTEBOOKS  # where the lessons' notebooks are
     show_progress: bool = True
+    environment: bool = False  # also write environment.json, the report of `course env`
 
     def __post_init__(self) -> None:
         if self.edition not in EDITIONS:

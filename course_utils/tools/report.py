@@ -69,6 +69,8 @@ class RunReport:
         lines += [f"{outcome.name}: {outcome.error}" for outcome in self.outcomes if outcome.error]
         lines += [f"{outcome.name}: {note}" for outcome in self.outcomes for note in outcome.notes]
         lines += [f"{self.verdict()}. Report: {self.out / 'report.html'}"]
+        if self.interrupted:
+            lines += [f"Interrupted. `course run --resume {self.out}` goes on where this stopped."]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

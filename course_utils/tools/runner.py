@@ -15,13 +15,18 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from course_utils.errors import EnvironmentProblem
 from course_utils.paths import write_text
+from course_utils.text import plural
+from course_utils.tools.envfacts import facts_of_environment
+from course_utils.tools.kept import job_key, keep, kept, only_one, save_plan
 from course_utils.tools.live import Live, live_progress
 from course_utils.tools.outcomes import Ending, Outcome, judge, marked_notebook
 from course_utils.tools.plan import (
@@ -53,68 +58,160 @@ def run_course(options: RunOptions) -> RunReport:
         UsageError: if there is no such lesson, device or parameter, or the folder for the results is in use.
         EnvironmentProblem: if notebooks can't be run here at all, or results can't be written.
     """
-    sources = find_notebooks(options)
-    parameters = {"SEED": options.seed, "DEVICE": options.device, "FAST": not options.full, **options.parameters}
-    for source in sources.values():
-        check_parameters(source, parameters, asked=set(options.parameters))
-    device = find_device(options.device)
-    out = new_folder(options.out)
-    count, threads = share_cores(options, len(sources), device)
-    jobs = [
+    prepared = prepare([options])
+    top = new_folder(options.out)
+    save_plan(top, [replace(options, out=top)], is_matrix=False)
+    return execute(prepared, [top], top)[0]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose request was found to be in order."""
+
+    options: RunOptions
+    sources: dict[str, Path]
+    parameters: dict[str, Any]
+    device: str
+
+
+def prepare(runs: Sequence[RunOptions]) -> list[Prepared]:
+    """Look for whatever is wrong with the requests before anything runs or is written.
+
+    Raises:
+        UsageError: if there is no such lesson, device or parameter.
+        EnvironmentProblem: if this copy of the course has no such edition, or PyTorch can't be asked for devices.
+    """
+    found = []
+    devices: dict[str, str] = {}
+    for options in runs:
+        sources = find_notebooks(options)
+        parameters = {"SEED": options.seed, "DEVICE": options.device, "FAST": not options.full, **options.parameters}
+        for source in sources.values():
+            check_parameters(source, parameters, asked=set(options.parameters))
+        if options.device not in devices:
+            devices[options.device] = find_device(options.device)
+        values = {key: plain_value(value) for key, value in parameters.items()}
+        found.append(Prepared(options, sources, values, devices[options.device]))
+    return found
+
+
+def execute(prepared: Sequence[Prepared], folders: Sequence[Path], top: Path) -> list[RunReport]:
+    """Execute runs, each into its own folder, all through the same processes; leave out what was done earlier.
+
+    Returns a report for each run, which is written into its folder too. The seconds of one of several runs are those
+    of its notebooks together.
+    """
+    options = prepared[0].options
+    versions = installed_versions()
+    total = sum(len(run.sources) for run in prepared)
+    slowest = next((run.device for run in prepared if run.device != "cpu"), "cpu")
+    count, threads = share_cores(options, total, slowest)
+    plans = [_jobs_of(run, folder, threads, top) for run, folder in zip(prepared, folders, strict=True)]
+    keys = {
+        job.output: job_key(job, run.device, versions)
+        for run, jobs in zip(prepared, plans, strict=True)
+        for job in jobs
+    }
+    started, clock = datetime.now().astimezone(), time.monotonic()
+    with only_one(top), facts_of_environment(options.environment) as facts:
+        done = {job.output: outcome for jobs in plans for job in jobs if (outcome := kept(job, keys[job.output]))}
+        todo = [job for jobs in plans for job in jobs if job.output not in done]
+        with live_progress(todo, enabled=options.show_progress) as live:
+            if done:
+                live.note(f"{plural(len(done), 'notebook')} of {total} done already.")
+            if options.jobs is not None and count < min(options.jobs, len(todo)):
+                live.note(f"{options.jobs} notebooks at a time would share {count} cores and be slower: {count} it is.")
+            outcomes, interrupted = (
+                run_jobs(
+                    todo, options.limits(count), count, live, job_timeout_s=options.job_timeout_s,
+                    on_outcome=lambda job, outcome: keep(job, outcome, keys[job.output]),
+                )
+                if todo
+                else ((), False)
+            )  # fmt: skip
+        done |= {job.output: outcome for job, outcome in zip(todo, outcomes, strict=False)}
+        seconds = round(time.monotonic() - clock, 1)
+        reports = []
+        for run, jobs, folder in zip(prepared, plans, folders, strict=True):
+            mine = tuple(done[job.output] for job in jobs if job.output in done)
+            report = RunReport(
+                outcomes=mine,
+                versions=versions,
+                device=run.device,
+                seed=run.options.seed,
+                parameters=run.parameters,
+                started=started.isoformat(timespec="seconds"),
+                seconds=seconds if len(prepared) == 1 else round(sum(outcome.seconds for outcome in mine), 1),
+                jobs=count,
+                threads=threads,
+                interrupted=interrupted,
+                out=folder,
+            )
+            _write(report, None if interrupted else facts())
+            reports.append(report)
+    return reports
+
+
+def _jobs_of(run: Prepared, folder: Path, threads: int, top: Path) -> list[Job]:
+    return [
         Job(
             name=name,
-            edition=options.edition,
+            edition=run.options.edition,
             source=source,
-            output=out / f"{name}.ipynb",
-            cwd=(options.cwd or source.parent).resolve(),
-            parameters={key: plain_value(value) for key, value in parameters.items()},
+            output=folder / f"{name}.ipynb",
+            cwd=(run.options.cwd or source.parent).resolve(),
+            parameters=run.parameters,
             threads=threads,
+            run="" if folder == top else folder.name,
         )
-        for name, source in sources.items()
+        for name, source in run.sources.items()
     ]
-    started = datetime.now().astimezone()
-    clock = time.monotonic()
-    with live_progress(jobs, enabled=options.show_progress) as live:
-        if options.jobs is not None and count < min(options.jobs, len(jobs)):
-            live.note(f"{options.jobs} notebooks at a time would share {count} cores and be slower: running {count}.")
-        outcomes, interrupted = run_jobs(jobs, options.limits(count), count, live, job_timeout_s=options.job_timeout_s)
-    report = RunReport(
-        outcomes=outcomes,
-        versions=installed_versions(),
-        device=device,
-        seed=options.seed,
-        parameters=jobs[0].parameters,
-        started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - clock, 1),
-        jobs=count,
-        threads=threads,
-        interrupted=interrupted,
-        out=out,
-    )
+
+
+def _write(report: RunReport, environment: dict[str, Any] | None) -> None:
     try:
         write_report(report)
+        write_text(report.out / "parameters.json", json.dumps(report.parameters, indent=1, ensure_ascii=False) + "\n")
+        if environment is not None:
+            write_text(report.out / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise EnvironmentProblem(
-            f"The report can't be written to {out}.", got=str(error), fix="make room, or name another place with --out."
+            f"The report can't be written to {report.out}.",
+            got=str(error),
+            fix="make room, or name another place with --out.",
         ) from error
-    return report
 
 
 def run_jobs(
-    jobs: list[Job], limits: Limits, count: int, live: Live, *, job_timeout_s: float | None = None
+    jobs: list[Job],
+    limits: Limits,
+    count: int,
+    live: Live,
+    *,
+    job_timeout_s: float | None = None,
+    on_outcome: Callable[[Job, Outcome], None] = lambda job, outcome: None,
 ) -> tuple[tuple[Outcome, ...], bool]:
-    """Run notebooks, ``count`` at a time; return their outcomes in order, and whether Ctrl-C ended the run."""
+    """Run notebooks, ``count`` at a time; return their outcomes in order, and whether Ctrl-C ended the run.
+
+    ``on_outcome`` is called with each notebook that was started, as soon as it has ended.
+    """
     if job_timeout_s is None:
         job_timeout_s = (limits.notebook_s or float("inf")) * -(-len(jobs) // count) + JOB_MARGIN_S
     folder = Path(tempfile.mkdtemp(prefix="course-"))
     try:
-        return asyncio.run(_run_all(jobs, limits, count, live, job_timeout_s, folder))
+        return asyncio.run(_run_all(jobs, limits, count, live, job_timeout_s, folder, on_outcome))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _run_all(
-    jobs: list[Job], limits: Limits, count: int, live: Live, job_timeout_s: float, folder: Path
+    jobs: list[Job],
+    limits: Limits,
+    count: int,
+    live: Live,
+    job_timeout_s: float,
+    folder: Path,
+    on_outcome: Callable[[Job, Outcome], None],
 ) -> tuple[tuple[Outcome, ...], bool]:
     run = RunClock(time.monotonic(), job_timeout_s, asyncio.Event())
     waiting = deque(enumerate(jobs))
@@ -135,6 +232,7 @@ async def _run_all(
                 )
                 worker = worker if reusable else None
                 outcomes[index] = await asyncio.to_thread(conclude, job, ending)
+                on_outcome(job, outcomes[index])
                 live.finished(job, outcomes[index])
         finally:
             if worker is not None:

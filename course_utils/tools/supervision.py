@@ -64,6 +64,12 @@ class Job:
     cwd: Path
     parameters: dict[str, Any]
     threads: int = 1
+    run: str = ""  # the name of the run that it belongs to, where there are several
+
+    @property
+    def label(self) -> str:
+        """The notebook in messages."""
+        return f"{self.run}/{self.name}" if self.run else self.name
 
 
 @dataclass(frozen=True)

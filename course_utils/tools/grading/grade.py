@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from course_utils.paths import ROOT, course_first, write_text
 from course_utils.seeding import derive
 from course_utils.text import plural, table
 from course_utils.tools import processes
+from course_utils.tools.fingerprints import course_digest
 from course_utils.tools.grading import confine
 from course_utils.tools.grading.answers import Piece, Script, script_of
 from course_utils.tools.grading.carriable import carried
@@ -374,20 +374,10 @@ def _grade_of(
 def _key(submission: Submission, options: GradeOptions) -> str:
     """Return a name that holds all that a grade depends on."""
     parts = [submission.student, submission.student_id, submission.lesson, submission.problem, str(submission.notes)]
-    digest = hashlib.sha256("\0".join([*parts, str(options.seed), repr(options.allowance), _course_digest()]).encode())
+    digest = hashlib.sha256("\0".join([*parts, str(options.seed), repr(options.allowance), course_digest()]).encode())
     with contextlib.suppress(OSError):
         digest.update(submission.path.read_bytes())
     return digest.hexdigest()[:24]
-
-
-@cache
-def _course_digest() -> str:
-    """Return a digest of the code that grades and of the notebooks that were handed out."""
-    digest = hashlib.sha256()
-    package = ROOT / "course_utils"
-    for path in [*sorted(package.rglob("*.py")), *sorted((ROOT / "notebooks").glob("*.ipynb"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _kept(path: Path) -> Grade | None:
