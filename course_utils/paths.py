@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,6 +14,7 @@ NOTEBOOKS = ROOT / "notebooks"
 SOURCES = NOTEBOOKS / "source"
 SOLUTIONS = NOTEBOOKS / "solutions"
 DATA = ROOT / "data"
+STALE_S = 3600.0  # a temporary file that is older belongs to nobody: whoever wrote it was killed
 
 
 def workspace() -> Path:
@@ -35,18 +37,64 @@ def course_first(places: str | None) -> str:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` to write to; on success it replaces ``path``, else it is removed."""
     path = Path(path)
+    with _temporary_beside(path) as temporary:
+        yield temporary
+        _to_disk(path, temporary)
+        os.replace(temporary, path)
+
+
+def write_new(path: Path, content: bytes) -> bool:
+    """Write a file that isn't there yet, all of it or nothing; return False, and change nothing, if there is one.
+
+    Of two that try at once, one gets the name.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path):
+        return False
+    with _temporary_beside(path) as temporary:
+        temporary.write_bytes(content)
+        _to_disk(path, temporary)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                return False
+            os.rename(temporary, path)
+    return True
+
+
+@contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    """Give a new, empty file beside ``path``; whatever still has its name at the end is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        _keep_mode(path, temporary)
-        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    _remove_stale(path)
+
+
+def _to_disk(path: Path, temporary: Path) -> None:
+    """Wait until the disk has ``temporary``, and give it the permissions that ``path`` has or would have."""
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    _keep_mode(path, temporary)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what writers of ``path`` left half done when they were killed, long ago."""
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
+                        os.unlink(entry.path)
 
 
 def _keep_mode(path: Path, temporary: Path) -> None:

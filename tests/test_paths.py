@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from course_utils import paths
-from course_utils.paths import ROOT, atomic_path, course_first, write_text
+from course_utils.paths import ROOT, STALE_S, atomic_path, course_first, write_new, write_text
 
 
 def mode(path: Path) -> int:
@@ -115,3 +116,36 @@ def test_folders_move_with_their_variable(monkeypatch, tmp_path, variable, funct
 def test_the_root_is_the_folder_of_the_course():
     assert (paths.ROOT / "course_utils" / "paths.py").exists()
     assert {paths.NOTEBOOKS.parent, paths.DATA.parent} == {paths.ROOT}
+
+
+def test_a_new_file_is_written_once_and_never_over_another(tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    assert write_new(path, b"mine")
+    assert not write_new(path, b"yours")
+    assert path.read_bytes() == b"mine"
+    assert os.listdir(path.parent) == ["a.txt"]
+    write_text(tmp_path / "b.txt", "")
+    assert mode(path) == mode(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize("error", [FileExistsError, PermissionError])
+def test_a_new_file_needs_no_hard_links_and_a_name_taken_meanwhile_is_respected(tmp_path, monkeypatch, error):
+    def link(source: Path, target: Path) -> None:
+        if error is FileExistsError:
+            Path(target).write_bytes(b"theirs")
+        raise error
+
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "a.txt"
+    assert write_new(path, b"mine") == (error is PermissionError)
+    assert path.read_bytes() == (b"mine" if error is PermissionError else b"theirs")
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_a_kill_left_half_written_goes_later_and_what_is_being_written_stays(tmp_path):
+    for name, age_s in ((".a.txt.old.tmp", STALE_S + 60), (".a.txt.new.tmp", 60), (".b.txt.old.tmp", STALE_S + 60)):
+        (tmp_path / name).write_text("half")
+        then = time.time() - age_s
+        os.utime(tmp_path / name, (then, then))
+    write_text(tmp_path / "a.txt", "whole")
+    assert sorted(os.listdir(tmp_path)) == [".a.txt.new.tmp", ".b.txt.old.tmp", "a.txt"]

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from course_utils.errors import EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS
-from course_utils.paths import NOTEBOOKS, course_first, workspace
+from course_utils.paths import NOTEBOOKS, atomic_path, course_first, workspace, write_new
 from course_utils.text import plural
 from course_utils.tools.environment import wait_for
 from course_utils.tools.processes import PATIENT_THREADS
@@ -56,20 +56,11 @@ def put_copy(content: bytes, path: Path) -> bool:
         EnvironmentProblem: if the folder can't be written to.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb") as file:  # x: of two that try at once, one gets the name
-            try:
-                file.write(content)
-            except BaseException:
-                path.unlink()
-                raise
+        return write_new(path, content)
     except FileExistsError:
-        if path.parent.is_dir():
-            return False
         raise not_writable(path.parent, "a file is in the way") from None
     except OSError as error:
         raise not_writable(path.parent, error.strerror or str(error)) from error
-    return True
 
 
 def not_writable(folder: Path, reason: str) -> EnvironmentProblem:
@@ -98,8 +89,11 @@ def reset(stem: str) -> str:
     if mine == fresh:
         return f"{path} is unchanged since it was handed out; nothing to do."
     backup = keep_backup(mine, path)
-    path.unlink()
-    put_copy(fresh, path)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(fresh)
+    except OSError as error:
+        raise not_writable(path.parent, error.strerror or str(error)) from error
     return f"{path} is fresh again; your copy is kept as {backup.name}. Reload the page if JupyterLab shows it."
 
 

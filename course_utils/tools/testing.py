@@ -13,21 +13,24 @@ from course_utils.tools.environment import wait_for
 # Tests run kernels and training side by side: with a thread per core each, they would slow one another down many
 # times over. A person who sets these keeps their value.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
+FAULTS = "--faults"
 EXIT_CODES = {0: 0, 1: 1, 2: 130, 5: 1}  # pytest's to ours: passed, failed, interrupted, no test selected
 
 
 def run_tests(args: Sequence[str] = ()) -> int:
     """Run pytest on the checkout and return the course's exit code; ``args`` go to pytest as they are.
 
-    Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout.
+    Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout. ``--faults`` is
+    ours: it runs the whole fault campaign, of which a usual run has a sample.
     """
     require(ROOT / "tests", "tests")
-    command = [sys.executable, "-m", "pytest", *map(resolved, args)]
+    words, env = list(args), environment_for_tests(os.environ)
+    if FAULTS in words:
+        words = ["-m", "faults", *(word for word in words if word != FAULTS)]
+        env |= {"COURSE_FAULTS": "whole"}
+    command = [sys.executable, "-m", "pytest", *map(resolved, words)]
     os.chdir(ROOT)  # where pytest looks for its settings and for tests/
-    code = wait_for(command, environment_for_tests(os.environ))
-    return EXIT_CODES.get(code, 2)
+    return EXIT_CODES.get(wait_for(command, env), 2)
 
 
 def resolved(argument: str) -> str:

@@ -71,16 +71,25 @@ def _carried(old: Path) -> Iterator[Updated]:
     """Copy the notebooks of an earlier workspace, never over one that is there; join the progress."""
     for path in sorted(old.glob("*.ipynb")):
         content, target = path.read_bytes(), workspace() / path.name
-        if lab.put_copy(content, target) or target.read_bytes() == content:
+        if lab.put_copy(content, target) or _came_from(content, target):
             continue
         other = target.with_name(f"{path.stem}{CARRIED}.ipynb")
-        if not lab.put_copy(content, other) and other.read_bytes() != content:
-            yield Updated(path, "skipped", f"{other.name} exists already and differs; rename it first.")
-        else:
+        if lab.put_copy(content, other):
             yield Updated(other, "added", f"{target.name} exists already, so yours has this name.")
+        elif not _came_from(content, other):
+            yield Updated(path, "skipped", f"{other.name} exists already and differs; rename it first.")
     joined = progress.join(old / "progress.json")
     if joined:
         yield Updated(old / "progress.json", "added", f"{plural(joined, 'exercise')} joined with your progress.")
+
+
+def _came_from(content: bytes, path: Path) -> bool:
+    """Tell whether a file is this one, or was made of it: an update keeps what was there as a backup.
+
+    So the same command does not carry a notebook twice, also after it was interrupted.
+    """
+    backups = (other for other in path.parent.glob("*.ipynb") if other.name.startswith(path.stem + BACKUP))
+    return any(other.read_bytes() == content for other in (path, *backups))
 
 
 def _update_one(path: Path) -> Updated:

@@ -120,25 +120,19 @@ def test_a_file_in_the_place_of_the_workspace_is_a_sentence(notebooks, workspace
 
 
 def test_a_full_disk_leaves_no_half_notebook(workspace, monkeypatch):
-    class FullFile:
-        def __init__(self, *args: Any) -> None:
-            self.file = open(*args)  # noqa: SIM115  # closed in __exit__
-
-        def __enter__(self) -> FullFile:
-            return self
-
-        def __exit__(self, *details: object) -> None:
-            self.file.close()
-
-        def write(self, content: bytes) -> None:
-            self.file.write(content[:2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(path: Path, content: bytes) -> None:
+        path.write_text("ha")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     workspace.mkdir()
-    monkeypatch.setattr(lab, "open", FullFile, raising=False)
-    with pytest.raises(EnvironmentProblem, match="No space left on device"):
-        lab.put_copy(b"content", workspace / "a.ipynb")
-    assert list(workspace.iterdir()) == []
+    (workspace / "mine.ipynb").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(EnvironmentProblem, match="No space left on device"):
+            lab.put_copy(b"content", workspace / "a.ipynb")
+        with pytest.raises(EnvironmentProblem, match="No space left on device"):
+            lab.keep_backup(b"content", workspace / "mine.ipynb")
+    assert [path.name for path in workspace.iterdir()] == ["mine.ipynb"]
 
 
 # The command

@@ -36,6 +36,15 @@ def test_paths_are_meant_from_the_folder_where_the_command_was_typed(calls, monk
     assert os.getcwd() == str(ROOT), "pytest runs in the checkout"
 
 
+def test_faults_is_the_whole_campaign(calls):
+    testing.run_tests(["--faults", "-x"])
+    command, env = calls[0]
+    assert command[3:] == ["-m", "faults", "-x"]
+    assert env["COURSE_FAULTS"] == "whole"
+    testing.run_tests()
+    assert "COURSE_FAULTS" not in calls[1][1]
+
+
 @pytest.mark.parametrize(("pytests", "ours"), [(0, 0), (1, 1), (2, 130), (3, 2), (4, 2), (5, 1), (-9, 2)])
 def test_pytests_exit_code_becomes_the_courses(pytests, ours, calls, monkeypatch):
     monkeypatch.setenv("PYTEST_CODE", str(pytests))

@@ -99,6 +99,17 @@ def test_two_workspaces_with_the_same_lesson_are_both_kept(course):
     assert "answer = 42" in text(course / "mine/01_tensors.carried.ipynb")
 
 
+def test_the_same_workspace_a_second_time_brings_nothing_twice(course):
+    put(course / "old", "01_tensors.ipynb", learner(exercise="answer = 42"))
+    put(course / "mine", "02_autograd.ipynb", learner(exercise="answer = 1"))
+    put(course / "old", "02_autograd.ipynb", learner(exercise="answer = 2"))
+    update.update(course / "old")
+    before = {path.name: path.read_bytes() for path in (course / "mine").iterdir()}
+    done = update.update(course / "old")
+    assert {item.action for item in done} <= {"unchanged"}, [str(item) for item in done]
+    assert {path.name: path.read_bytes() for path in (course / "mine").iterdir()} == before
+
+
 def test_the_command_says_what_it_did_and_refuses_a_missing_folder(course, capsys):
     put(course / "mine", "01_tensors.ipynb", learner(one="x = 10"))
     assert cli.run(["update"]) == 0
