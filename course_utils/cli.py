@@ -272,12 +272,22 @@ class Seeds(click.ParamType):
     metavar="DIR",
     help="Go on with the interrupted run whose results are in DIR; takes --jobs and nothing else.",
 )
+@click.option(
+    "--compare",
+    type=click.Path(file_okay=False, path_type=Path),
+    nargs=2,
+    metavar="BEFORE AFTER",
+    help="Run nothing; say what changed between the results in two folders. Takes --out and --json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --compare: for programs.")
 @click.pass_context
 def run_command(
     context: click.Context,
     seeds: tuple[tuple[int, ...], ...],
     devices: tuple[str, ...],
     resume: Path | None,
+    compare: tuple[Path, Path] | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Execute lessons from top to bottom, all of them by default, and write a report.
@@ -287,14 +297,20 @@ def run_command(
 
     Several seeds, devices or values of a parameter make a matrix: every combination runs, each into a folder of
     its own. For example: course run 05 --seed 0-4 --device cpu --device cuda -p LR 0.1 -p LR 0.01
+
+    With --compare, statuses, outputs and verdicts on claims are compared, except for outputs that are marked as
+    varying; times are shown. The exit status is 1 if anything changed.
     """
     from course_utils.tools import matrix, runner
 
+    if compare is not None:
+        _only(context, "compare", "out", "as_json", reason="--compare runs nothing")
+        raise SystemExit(_compare(*compare, out=options["out"], as_json=as_json))
+    if as_json:
+        raise click.UsageError("--json goes with --compare; a run writes report.json.")
     report: runner.RunReport | matrix.MatrixReport
     if resume is not None:
-        given = [name for name in context.params if name not in ("resume", "jobs") and _was_given(context, name)]
-        if given:
-            raise click.UsageError(f"--resume goes on with what was asked then; leave out {', '.join(sorted(given))}.")
+        _only(context, "resume", "jobs", reason="--resume goes on with what was asked then")
         report = matrix.resume(resume, jobs=options["jobs"])
     else:
         values: dict[str, list[Any]] = {}
@@ -316,9 +332,34 @@ def run_command(
     raise SystemExit(INTERRUPTED if report.interrupted else 0 if report.ok else 1)
 
 
+def _only(context: click.Context, *names: str, reason: str) -> None:
+    """Refuse other options than the named ones."""
+    given = {name for name in context.params if name not in names and _was_given(context, name)}
+    words = [param.opts[-1] for param in context.command.params if param.name in given]
+    if words:
+        raise click.UsageError(f"{reason}; leave out {', '.join(words)}.")
+
+
 def _was_given(context: click.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def _compare(before: Path, after: Path, *, out: Path | None, as_json: bool) -> int:
+    """Compare two runs, print it, write a page, and return the exit code."""
+    from course_utils.paths import write_text
+    from course_utils.tools.compare import compare_runs
+
+    result = compare_runs(before, after)
+    page = (out or after) / "compare.html"
+    try:
+        write_text(page, result.to_html())
+    except OSError as error:
+        raise CourseError(
+            f"{page} can't be written: {error.strerror}.", fix="Name another place with --out."
+        ) from error
+    click.echo(to_json(result.to_json()) if as_json else f"{result.summary()} Page: {page}")
+    return 1 if result.changed else 0
 
 
 @command("test", context_settings=FORWARD)

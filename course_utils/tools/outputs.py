@@ -49,7 +49,7 @@ def clean_outputs(outputs: list[Output], execution_count: int) -> list[Output]:
     """
     patterns = sanitize_patterns()
     cleaned = []
-    for output in _merged_streams(outputs):
+    for output in merged_streams(outputs):
         if output["output_type"] == "stream":
             cleaned.append({**output, "text": sanitized(output["text"], patterns)})
         else:
@@ -85,7 +85,7 @@ def incomplete(cell: dict[str, Any]) -> Iterator[str]:
             yield "stores a picture without a description"
 
 
-def _merged_streams(outputs: list[Output]) -> Iterator[Output]:
+def merged_streams(outputs: list[Output]) -> Iterator[Output]:
     """Join neighbouring texts, stdout before stderr: their order is chance, the kernel sends them separately."""
     waiting: dict[str, str] = {}
     for output in [*outputs, None]:

@@ -177,7 +177,7 @@ class _Done:
     [
         ("--seed x", "'x' is no seed; give a whole number, or several as 0,1,2 or 0-9."),
         ("--seed 3-1", "'3-1' is no seed"),
-        ("--resume there --seed 3", "--resume goes on with what was asked then; leave out seeds."),
+        ("--resume there --seed 3", "--resume goes on with what was asked then; leave out --seed."),
         ("00 -p SEEED 1", "The notebook 00_start.ipynb has no parameter called 'SEEED'. Did you mean 'SEED'?"),
         ("00 -p RATE 1 -p RATE 2 --seed 0,1", "The notebook 00_start.ipynb has no parameter called 'RATE'."),
     ],
