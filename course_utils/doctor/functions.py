@@ -156,7 +156,12 @@ class FunctionObserver(TorchFunctionMode):
             self.calls.random.append((name, reader_line()))
         elif name in ("log", "log_", "log2", "log10") and args and isinstance(args[0], Tensor):
             self.calls.logs.append((made_by(args[0]), reader_line()))
-        result = func(*args, **kwargs)
+        losses = len(self.calls.losses)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            del self.calls.losses[losses - (name in LOSSES) :]  # it compared nothing
+            raise
         if isinstance(result, Tensor):
             if name in ADDS_AXIS:
                 self._given_axis[id(result)] = weakref.ref(result)

@@ -65,12 +65,7 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.headline} ({self.seconds:.1f} s)"]
         for finding in self.findings:
-            lines += ["", f"{_MARK[finding.severity]} {finding.severity} {finding.code}"]
-            lines += _wrapped(finding.message, "  ")
-            if finding.evidence:
-                lines += _wrapped(evidence_text(finding.evidence), "  seen:   ")
-            lines += _wrapped(finding.fix, "  fix:    ")
-            lines += [f"  lesson: {finding.lesson}"]
+            lines += ["", finding_text(finding)]
         lines += ["", *self.remarks] if self.remarks else []
         return "\n".join(lines)
 
@@ -78,9 +73,17 @@ class Report:
 
     def _repr_html_(self) -> str:
         parts = [f"<p><strong>{html.escape(self.headline)}</strong> ({self.seconds:.1f} s)</p>"]
-        parts += [_card(finding) for finding in self.findings]
+        parts += [card(finding) for finding in self.findings]
         parts += [f"<p><small>{html.escape(remark)}</small></p>" for remark in self.remarks]
         return f'<section aria-label="Report of the training doctor">{"".join(parts)}</section>'
+
+
+def finding_text(finding: Finding) -> str:
+    """Return a finding in lines for a terminal."""
+    lines = [f"{_MARK[finding.severity]} {finding.severity} {finding.code}", *_wrapped(finding.message, "  ")]
+    if finding.evidence:
+        lines += _wrapped(evidence_text(finding.evidence), "  seen:   ")
+    return "\n".join([*lines, *_wrapped(finding.fix, "  fix:    "), f"  lesson: {finding.lesson}"])
 
 
 def evidence_text(evidence: dict[str, Any]) -> str:
@@ -94,7 +97,8 @@ def _value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_value_text(item) for item in value)
+        return ", ".join(f"({_value_text(item)})" if isinstance(item, (list, tuple)) else _value_text(item)
+                         for item in value)  # fmt: skip
     return str(value)
 
 
@@ -108,7 +112,8 @@ def _wrapped(text: str, first: str) -> list[str]:
     return lines
 
 
-def _card(finding: Finding) -> str:
+def card(finding: Finding) -> str:
+    """Return a finding as HTML for a notebook."""
     colour = _COLOUR[finding.severity]
     rows = [("seen", html.escape(evidence_text(finding.evidence)))] if finding.evidence else []
     rows += [("fix", f"<code style='white-space: pre-wrap'>{html.escape(finding.fix)}</code>")]

@@ -26,6 +26,8 @@ class Failure:
         where: the reader's line, ``file.py:12``.
         line: text of that line.
         error: the exception itself, without its frames.
+        in_backward: whether a backward pass raised it.
+        again: runs the reader's code as it ran when it failed, or None.
     """
 
     kind: str
@@ -34,6 +36,7 @@ class Failure:
     line: str
     error: BaseException
     in_backward: bool = False
+    again: Callable[[], Any] | None = None
 
 
 @dataclass

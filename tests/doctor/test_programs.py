@@ -29,6 +29,12 @@ def test_the_report_is_right(program: Program):
         assert found[program.code] in (ERROR, WARNING)
     else:
         assert found[program.code] == program.severity
+    finding = next(finding for finding in report.findings if finding.code == program.code)
+    assert finding.evidence.get("kind", "") == program.kind or not program.kind, report
+    text = f"{finding.message} {finding.fix}"
+    assert all(word in text for word in program.words), report
+    assert program.fix in finding.fix, report
+    assert {name: finding.evidence.get(name) for name in program.evidence} == program.evidence
 
 
 @pytest.mark.parametrize("program", PROGRAMS[::7], ids=[program.name for program in PROGRAMS[::7]])

@@ -98,6 +98,8 @@ def run_evaluation(examination: Examination) -> Evaluation | None:
     if facts.failure is not None and isinstance(facts.failure.error, UsageError):
         examination.remarks.append(facts.failure.text.splitlines()[0])
         facts.failure = None
+    if facts.failure is not None:
+        facts.failure.again = lambda: _evaluate(examination)
     facts.buffers_moved = [n for n, b in model.named_buffers() if n in buffers and not torch.equal(b, buffers[n])]
     facts.weights_moved = any(not torch.equal(p.detach(), w) for p, w in zip(model.parameters(), weights, strict=False))
     facts.returned_graphs = sum(

@@ -52,14 +52,21 @@ def run_training(examination: Examination) -> Training | None:
     _ = examination.steps  # measures how long a step takes
     facts = _observed(examination)
     if facts.failure is not None and not isinstance(facts.failure.error, UsageError):
-        again = examination.run(lambda: _train(examination, parts.loader), 0.3)
+        again = examination.run(lambda: _train(examination, _given_loader(examination)), 0.3)
         if again.is_done:  # the doctor's own doing: observe less
             facts = _observed(examination, functions=False)
             facts.failure = None
     if facts.failure is not None and isinstance(facts.failure.error, UsageError):
         examination.remarks.append(facts.failure.text.splitlines()[0])
         facts.failure = None
+    if facts.failure is not None:
+        facts.failure.again = lambda: _train(examination, _given_loader(examination))
     return facts
+
+
+def _given_loader(examination: Examination) -> Any:
+    batches = examination.batches
+    return list(clone_tree(batches.kept)) if batches.is_one_shot else examination.parts.loader
 
 
 def _observed(examination: Examination, *, functions: bool = True) -> Training:

@@ -150,6 +150,8 @@ def _metric_calls(examination: Examination) -> tuple[Calls, dict[str, Any]]:
                 _extremes(parts, outputs, labels, values)
 
         outcome = examination.run(go, 0.1)
+        if outcome.failure is not None:
+            outcome.failure.again = go
         values["failure"] = outcome.failure
     vars(examination)["_metric"] = (calls, values)
     return calls, values

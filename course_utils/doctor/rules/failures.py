@@ -22,6 +22,12 @@ def _seen(failure: Failure, examination: Examination, what: str) -> Seen:
     return Seen(f"{what} {explanation.message}", evidence, fix=explanation.fix)
 
 
+def _is_loader_s(failure: Failure, examination: Examination) -> bool:
+    """Tell whether it is the loader that fails, which has a finding of its own."""
+    loading = examination.batches.failure
+    return loading is not None and (loading.kind, loading.text) == (failure.kind, failure.text)
+
+
 @rule(
     "failure.step", ERROR, "05_training",
     title="A training step raises an exception.",
@@ -31,7 +37,7 @@ def _seen(failure: Failure, examination: Examination, what: str) -> Seen:
 )  # fmt: skip
 def step_fails(examination: Examination) -> Iterator[Seen]:
     steps = examination.steps
-    if steps.failure is not None and steps in examination.runs:
+    if steps.failure is not None and steps in examination.runs and not _is_loader_s(steps.failure, examination):
         yield _seen(steps.failure, examination, f"Step {steps.failed_at} fails.")
 
 
@@ -44,7 +50,7 @@ def step_fails(examination: Examination) -> Iterator[Seen]:
 )  # fmt: skip
 def train_fails(examination: Examination) -> Iterator[Seen]:
     training = examination.training
-    if training is not None and training.failure is not None:
+    if training is not None and training.failure is not None and not _is_loader_s(training.failure, examination):
         yield _seen(training.failure, examination, f"train() fails after {len(training.trace.updates)} updates.")
 
 

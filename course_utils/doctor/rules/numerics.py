@@ -26,10 +26,18 @@ if TYPE_CHECKING:
 def not_connected(examination: Examination) -> Iterator[Seen]:
     trained, failure = examination.trained, examination.failure
     if failure is not None and "does not require grad" in failure.text and not trained:
+        if examination.model is not None and not any(p.requires_grad for p in examination.model.parameters()):
+            yield Seen(
+                f"backward() failed: all {len(list(examination.model.parameters()))} parameters are frozen, so the "
+                "loss has no graph.",
+                {"loss_requires_grad": False, "trainable_parameters": 0},
+                fix="model.head.requires_grad_(True)  # what is to be trained",
+            )
+            return
         yield Seen(
             "backward() failed: the loss has no graph. Somewhere between the weights and the loss it became a plain "
             "number (.item(), .numpy(), torch.tensor(...), .detach(), no_grad()).",
-            {"loss_requires_grad": False, "where": failure.where},
+            {"loss_requires_grad": False} | ({"where": failure.where} if failure.where else {}),
         )
     elif any(run.loss_is_leaf for run in examination.runs) and not trained:
         yield Seen(

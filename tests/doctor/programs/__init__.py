@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +23,7 @@ THEMES = (
     "exports",
     "unusual",
     "rare",
+    "failing",
 )
 
 
@@ -34,6 +35,10 @@ class Program:
     make: Make
     code: str | None
     severity: str | None = None  # of the finding; None for error or warning
+    kind: str = ""  # of the failure, in the evidence
+    words: tuple[str, ...] = ()  # that the message must have
+    fix: str = ""  # that the repair must have
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 PROGRAMS: list[Program] = []
@@ -44,6 +49,17 @@ def faulty(code: str, severity: str | None = None) -> Callable[[Make], Make]:
 
     def enter(make: Make) -> Make:
         PROGRAMS.append(Program(f"{make.__module__.rpartition('.')[2]}-{make.__name__}", make, code, severity))
+        return make
+
+    return enter
+
+
+def failing(code: str, kind: str, *words: str, fix: str = "", **evidence: Any) -> Callable[[Make], Make]:
+    """Enter a program that raises an exception, and what the explanation must name."""
+
+    def enter(make: Make) -> Make:
+        name = f"{make.__module__.rpartition('.')[2]}-{make.__name__}"
+        PROGRAMS.append(Program(name, make, code, None, kind, words, fix, evidence))
         return make
 
     return enter
