@@ -19,10 +19,16 @@ from course_utils.lessons import LESSONS, Lesson
 from course_utils.text import human_bytes, plural
 from course_utils.tools.site.links import broken
 from course_utils.tools.site.pages import write_pages
+from course_utils.tools.site.sections import write_sections
 
 LOOK = Path(__file__).with_name("look")
 TIMEOUT_S = 600.0
-_NO_PAGES = (".buildinfo", "objects.inv", "_static/webpack-macros.html")  # for tools, not for readers
+_NO_PAGES = (
+    ".buildinfo",
+    "objects.inv",
+    "_static/webpack-macros.html",
+    "_static/**/*.map",
+)  # for tools, not for readers
 SETTINGS: dict[str, Any] = {
     "project": "The PyTorch Workbook",
     "version": __version__,
@@ -31,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "extensions": ["myst_nb"],
     "nb_execution_mode": "off",  # the outputs are those of the build
     "nb_render_text_lexer": "none",
+    "nb_render_markdown_format": "gfm",  # tables
     "myst_enable_extensions": [],  # "$" is a dollar: no formulas, and so no MathJax from elsewhere
     "suppress_warnings": ["myst.header", "mystnb.unknown_mime_type"],
     "html_theme": "pydata_sphinx_theme",
@@ -125,8 +132,8 @@ def _set(work: Path, lessons: Sequence[Lesson]) -> list[str]:
     for folder in ("_static", "_templates"):
         (pages / folder).mkdir(parents=True)
     write_pages(pages, lessons)
-    shutil.copy(LOOK / "course.css", pages / "_static")
-    shutil.copy(LOOK / "course-nav.html", pages / "_templates")
+    for path in LOOK.iterdir():
+        shutil.copy(path, pages / ("_templates" if path.suffix == ".html" else "_static"))
     shutil.move(pages / "lesson.png", pages / "_static")
     settings = "".join(f"{name} = {value!r}\n" for name, value in SETTINGS.items())
     (pages / "conf.py").write_text(settings, encoding="utf-8")
@@ -145,8 +152,10 @@ def _set(work: Path, lessons: Sequence[Lesson]) -> list[str]:
             f"Sphinx could not make the site: {_reason(done.stderr)}.",
             fix="Run `python3 course.py setup`, which repairs its packages.",
         )
-    for name in _NO_PAGES:
-        (work / "html" / name).unlink(missing_ok=True)
+    write_sections(work / "html")
+    for pattern in _NO_PAGES:
+        for path in (work / "html").glob(pattern):
+            path.unlink()
     return [line.replace(f"{pages}{os.sep}", "") for line in log.read_text(encoding="utf-8").splitlines() if line]
 
 
