@@ -62,9 +62,9 @@ EXERCISES = [
         hints=(
             "Autograd hands every tensor that it saves to your first hook. Note its storage there.",
             "with torch.autograd.graph.saved_tensors_hooks(pack, unpack): result = model(x). Leave out the storages of "
-            "the parameters and of x.",
+            "the parameters, the buffers and x.",
             "def pack(t): s = t.untyped_storage(); seen[s.data_ptr()] = s.nbytes(); return t.detach(). Then remove the "
-            "keys of the parameters and of x, and sum.",
+            "keys of model.parameters(), model.buffers() and x, and sum.",
         ),
         errors=(("missing 1 required positional argument", "Both hooks take one argument and return something."),),
     ),
@@ -77,6 +77,9 @@ EXERCISES = [
             "Keep two numbers: the largest batch known to fit (0 at first), and the largest that may still fit (most).",
             "while low < high: middle = (low + high + 1) // 2; low, high = (middle, high) if peak_bytes(middle) <= "
             "limit else (low, middle - 1)",
+        ),
+        errors=(
+            ("by zero", "Two sizes can have the same peak: for small n it is flat. Don't divide by the difference."),
         ),
     ),
     Exercise(
@@ -202,7 +205,15 @@ EXERCISES = [
         ),
         errors=(
             ("unscale_() has already been called", "Unscale once for each update, after the last piece."),
-            ("No inf checks were recorded", "The loss must go through scaler.scale(...) before backward."),
+            (
+                "No inf checks were recorded prior to update",
+                "scaler.update() comes once, after scaler.step(optimizer): it uses what the step has found.",
+            ),
+            (
+                "No inf checks were recorded for this optimizer",
+                "No gradient has arrived: call backward before the step.",
+            ),
+            ("_scale is None", "The loss must go through scaler.scale(...) before backward."),
         ),
     ),
     Exercise(

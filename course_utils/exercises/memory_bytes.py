@@ -26,7 +26,8 @@ def check_owners(owners: Callable, inputs: Inputs) -> Iterator[Check]:
     frozen = nn.Linear(d, h)
     frozen.bias = nn.Parameter(torch.zeros(2 * h)[:h])  # half of a storage
     frozen.requires_grad_(False)
-    model = nn.Sequential(first, tied, frozen)
+    norm = nn.BatchNorm1d(h, affine=False)  # no parameters, but buffers: two of 4 · h bytes, a counter of 8
+    model = nn.Sequential(first, tied, frozen, norm)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
     for p in (first.weight, tied.weight):
         p.grad = torch.ones_like(p)
@@ -51,6 +52,10 @@ def check_owners(owners: Callable, inputs: Inputs) -> Iterator[Check]:
             (weights + shown, "A storage counts as a whole: t.untyped_storage().nbytes(), not t.nbytes."),
             ((weights + frozen_bytes) // 4, "These are numbers, not bytes."),
             ((2 * weights + shown) // 4, "These are numbers, not bytes."),
+            (
+                weights + frozen_bytes + 4 * 2 * h + 8,
+                "BatchNorm's running mean and variance are buffers, no parameters: model.parameters() alone.",
+            ),
         ],
     )
     yield is_equal(
@@ -83,7 +88,7 @@ def check_owners(owners: Callable, inputs: Inputs) -> Iterator[Check]:
 
 
 def check_saved(saved_bytes: Callable, inputs: Inputs) -> Iterator[Check]:
-    """Exercise memory.saved: bytes that a forward pass keeps for backward, beside its parameters and its input."""
+    """Exercise memory.saved: bytes that a forward pass keeps for backward, beside what exists anyway."""
     n, (d, h) = inputs.size(60, 80), inputs.sizes(2, 3, 9)  # the input is larger than the weights
     model = nn.Sequential(nn.Linear(d, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, d))
     x = inputs.randn(n, d)
@@ -103,6 +108,35 @@ def check_saved(saved_bytes: Callable, inputs: Inputs) -> Iterator[Check]:
             (2 * relus + x.nbytes, "ReLU and the next layer save the same tensor. Count storages, each once."),
             (2 * relus + x.nbytes + weights, "Count each storage once, and leave out those of x and the parameters."),
             (0, "Nothing arrived. Do the hooks surround the call of the model?"),
+        ],
+    )
+
+    yield is_true(
+        "x is left as it was",
+        not x.requires_grad,
+        detail="x requires gradients now",
+        hint="Count what this call saves, as it stands: the weights need gradients, and that is enough.",
+    )
+    normed = nn.Sequential(nn.Linear(d, h, bias=False), nn.BatchNorm1d(h, affine=False))
+    counted, running = 4 * n * h + 2 * 4 * h, 2 * 4 * h  # the batch's mean and spread are made in this pass
+    answer = saved_bytes(normed, x)
+    yield is_true(
+        "the model stays in training mode",
+        normed.training and normed[1].training,
+        detail="it is in eval mode now",
+        hint="Count what the model saves as it stands, and switch nothing.",
+    )
+    yield is_equal(
+        "BatchNorm keeps its input and the batch's statistics",
+        answer,
+        counted,
+        hint="Leave out the storages of parameters, buffers and x, and nothing else. Call the model as it stands.",
+        mistakes=[
+            (
+                counted + running,
+                "BatchNorm's running mean and variance are buffers, which exist anyway: leave them out.",
+            ),
+            (counted - running, "The model is in training mode. Count it as it stands, not in eval mode."),
         ],
     )
 
@@ -158,8 +192,18 @@ def check_largest_batch(largest_batch: Callable, inputs: Inputs) -> Iterator[Che
         detail=f"measured {len(asked)} steps",
         hint="Trying all sizes takes hundreds of steps. The peak never falls as the batch grows, so halve the range.",
     )
-    yield is_equal("returns most if even that fits", run(10**9, most, flat, slope, base)[0], most, hint="Ask for most.")
-    yield is_equal("returns 0 if not even one fits", run(flat - 1, most, flat, slope, base)[0], 0, hint="Ask for 1.")
+    yield is_equal(
+        "returns most if even that fits",
+        run(10**9, most, flat, slope, base)[0],
+        most,
+        hint="Even most fits here. Is it ever measured?",
+    )
+    yield is_equal(
+        "returns 0 if not even one fits",
+        run(flat - 1, most, flat, slope, base)[0],
+        0,
+        hint="Not even one example fits here. Measure n = 1 too.",
+    )
     yield is_equal("finds 1", run(base + slope, most, 0, slope, base)[0], 1, hint="The smallest batch has one example.")
 
 
@@ -192,8 +236,12 @@ def check_segments(run_in_segments: Callable, inputs: Inputs) -> Iterator[Check]
         with recording_memory(nn.ModuleList(layers)) as memory:
             y = call()
             kept = memory.live_bytes
-            grads = torch.autograd.grad(y, parameters, upstream, allow_unused=True) if y.requires_grad else []
-        return y, list(grads), kept
+            if y.requires_grad:
+                y.backward(upstream)  # not autograd.grad: the older kind of checkpoint can't serve it
+        grads = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        return y, grads, kept
 
     def plain() -> Tensor:
         y = x
@@ -214,7 +262,7 @@ def check_segments(run_in_segments: Callable, inputs: Inputs) -> Iterator[Check]
     )
     yield is_true(
         "the output has a graph",
-        len(grads) == len(parameters),
+        answer.requires_grad,
         detail="requires_grad is False",
         hint="use_reentrant=False: the older kind needs an input that requires gradients.",
     )
@@ -302,7 +350,10 @@ def check_recompute(recompute: type, inputs: Inputs) -> Iterator[Check]:
     yield is_close("the output is that of run(x)", y, wanted.detach(), hint="forward returns run(x).")
     yield is_equal("forward runs once", run.runs, 1, hint="Keep the result of the one call.")
     yield is_true(
-        "the output has a graph", y.requires_grad, detail="requires_grad is False", hint="Call it by apply(run, x)."
+        "the output has a graph",
+        y.requires_grad,
+        detail="requires_grad is False",
+        hint="apply makes it require gradients if x does. Leave it so.",
     )
     bare = storage_bytes([*run.parameters(), x, y])
     yield is_true(
@@ -312,7 +363,12 @@ def check_recompute(recompute: type, inputs: Inputs) -> Iterator[Check]:
         hint="Inside forward no graph is made unless you ask for one. Save x, and nothing that was made from it.",
     )
     (y * upstream).sum().add((0 * x).sum()).backward()  # x is used elsewhere too
-    yield is_equal("backward runs it once more", run.runs, 2, hint="Backward needs what forward threw away.")
+    yield is_equal(
+        "backward runs it once more",
+        run.runs,
+        2,
+        hint="backward calls run once more: it needs what forward threw away.",
+    )
     yield is_true(
         "x gets a gradient",
         bool((leaf.grad != 0).any()),
@@ -355,7 +411,7 @@ def check_live(live_bytes: Callable, inputs: Inputs) -> Iterator[Check]:
     try:
         before = live_bytes()
         kept = [torch.zeros(n, d), nn.Parameter(torch.zeros(3, d)), torch.zeros(d, dtype=torch.float64)]
-        views = [kept[0].t(), kept[0][0]]
+        views = [kept[0].t(), kept[0][1]]  # one begins where its storage does, the other doesn't
         slice_only = torch.zeros(7, n, d)[0]
         first = live_bytes()
         garbage = _Cycle(torch.zeros(11, n, d))
@@ -382,6 +438,11 @@ def check_live(live_bytes: Callable, inputs: Inputs) -> Iterator[Check]:
             (everything - whole + plain, "A slice keeps the storage that it was cut from. Count all of that storage."),
             (everything - parameter, "A Parameter is a tensor too: issubclass(type(o), torch.Tensor)."),
             (everything + 2 * plain + whole, "Views share a storage: count it once."),
+            (everything + 2 * plain, "Views share a storage: count it once."),
+            (
+                everything + plain,
+                "t.data_ptr() is where a view begins. t.untyped_storage().data_ptr() names the storage.",
+            ),
             (everything + 2 * plain + 4 * d, "Count storages, not what each tensor shows: views add nothing."),
             (everything // 4, "These are numbers, not bytes."),
         ],

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_utils.compiling import compilations, quiet_compiler
-from course_utils.exercises.compare import describe, has_shape, is_close, is_equal, is_true
+from course_utils.exercises.compare import describe, has_shape, is_close, is_equal, is_true, owns_memory
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.ledger import recording_memory
@@ -51,7 +51,9 @@ def check_clinic_history(validate: Callable, inputs: Inputs) -> Iterator[Check]:
         wanted_loss = F.cross_entropy(wanted, torch.cat([y for _, y in batches])).item()
     yield is_close("the loss is the mean over all batches", loss, wanted_loss, hint="A Python number: .item().")
     yield has_shape("the scores are those of all examples", scores, (9 * n, c), hint="torch.cat(scores).")
-    yield is_close("the scores are right", scores.detach(), wanted, hint="Keep the arithmetic.")
+    yield is_close(
+        "the scores are right", scores.detach(), wanted, hint="model(x) of each batch, in the order of the batches."
+    )
     yield is_true(
         "the scores are in no graph",
         not scores.requires_grad,
@@ -124,10 +126,14 @@ def check_clinic_half(train: Callable, inputs: Inputs) -> Iterator[Check]:
             p.copy_(p.sign() * (1 + p.abs()))  # sizes above 1: their neighbours in bfloat16 are 0.008 away
     x, y = inputs.randn(n, d), inputs.randint(0, c, n)
     twin, start = copy.deepcopy(model), copy.deepcopy(model)
-    seen: list[bool] = []
+    seen: list[torch.dtype] = []
+    results: list[Tensor] = []
     model.register_forward_pre_hook(
-        lambda _, args: seen.append(torch.is_autocast_enabled("cpu") or args[0].dtype == torch.bfloat16)
+        lambda _, args: seen.append(
+            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else args[0].dtype
+        )
     )
+    model.register_forward_hook(lambda _, args, result: results.append(result.detach().clone()))
     train(model, x, y, steps, 1e-3)
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3)
     for _ in range(steps):
@@ -140,13 +146,13 @@ def check_clinic_half(train: Callable, inputs: Inputs) -> Iterator[Check]:
         return torch.cat([(p.detach().float() - q.detach()).flatten() for p, q in pairs])
 
     yield is_equal(
-        "makes that many forward passes", len(seen), steps, hint="One forward pass and one update for each step."
+        "makes one forward pass for each step", len(seen), steps, hint="One forward pass and one update for each step."
     )
     yield is_true(
         "they compute in bfloat16",
-        all(seen),
-        detail=f"{seen.count(False)} of {len(seen)} passes ran in float32",
-        hint="torch.autocast computes in 16 bits, with weights of 32.",
+        set(seen) == {torch.bfloat16},
+        detail=f"passes ran in {', '.join(sorted({str(dtype) for dtype in seen}))}",
+        hint="torch.autocast computes in 16 bits, with weights of 32: dtype=torch.bfloat16.",
     )
     yield is_true(
         "the weights are float32",
@@ -161,6 +167,12 @@ def check_clinic_half(train: Callable, inputs: Inputs) -> Iterator[Check]:
         detail=f"they moved {shares.item():.2f} times as far",
         hint="In bfloat16, 1 + 0.003 is 1: an update below half the spacing is lost, and no cast brings it back. Keep "
         "the weights in float32 from the first step to the last.",
+    )
+    yield is_true(
+        "the scores follow the weights",
+        not torch.equal(results[0], results[-1]),
+        detail=f"they are the same in all {steps} steps",
+        hint="Autocast keeps its 16-bit copy of a weight until the block ends: begin the block anew in each step.",
     )
 
 
@@ -177,7 +189,15 @@ def check_clinic_slice(remember: Callable, inputs: Inputs) -> Iterator[Check]:
         hint="One row for each batch.",
     )
     for got, want in zip(answer, wanted, strict=True):
-        yield is_close("the rows are right", got.detach() if type(got) is Tensor else got, want, hint="features[0]")
+        row = got.detach() if type(got) is Tensor else got
+        yield is_close("the rows are right", row, want, hint="Row 0 of each batch: features[0].")
+    for row, batch in zip(answer, features, strict=True):
+        yield owns_memory(
+            "each row has memory of its own",
+            row,
+            batch,
+            hint="features[0] is a view: it keeps the whole batch, also as a NumPy array. .clone() copies the row out.",
+        )
     held = storage_bytes(answer)
     yield is_true(
         "the rows hold only their own bytes",
@@ -248,7 +268,10 @@ def check_clinic_counter(warm: type, inputs: Inputs) -> Iterator[Check]:
     xs = [inputs.randn(n, d) for _ in range(12)]
     layer = warm()
     yield is_true(
-        "makes a module", isinstance(layer, nn.Module), detail=f"got {describe(layer)}", hint="Keep the class."
+        "makes a module",
+        isinstance(layer, nn.Module),
+        detail=f"got {describe(layer)}",
+        hint="Hand over the class Warm; it makes a module when it is called.",
     )
     for number, x in enumerate(xs, start=1):
         yield is_close(
@@ -260,13 +283,24 @@ def check_clinic_counter(warm: type, inputs: Inputs) -> Iterator[Check]:
     counts = compilations(warm(), [(x,) for x in xs])
     growth = [after - before for before, after in pairwise([0, *counts])]
     yield is_true(
+        "is compiled at all",
+        counts[-1] >= 1,
+        detail="no graph was made in 12 calls",
+        hint="Compiled calls are the point: repair what is compiled anew, and don't switch the compiler off.",
+    )
+    yield is_true(
         "is not compiled again at every call",
         counts[-1] <= 3,
         detail=f"{counts[-1]} compilations in {len(xs)} calls",
         hint="Dynamo takes a Python number of a module for a constant, and compiles anew when it has changed. A tensor "
         'is an input of the graph: self.register_buffer("calls", torch.zeros(())), and self.calls += 1.',
     )
-    yield is_equal("and not at all after the third", sum(growth[3:]), 0, hint="Nothing may depend on a Python number.")
+    yield is_equal(
+        "and not at all after the third",
+        sum(growth[3:]),
+        0,
+        hint="Nothing in forward may depend on a Python number that changes.",
+    )
     with quiet_compiler():
         compiled = torch.compile(warm(), backend="eager")
         results = [compiled(x) for x in xs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ def check_scale(best_scale: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise memory.scale: the largest power of two that keeps every gradient in float16."""
     grads = [inputs.randn(3, 4) * 1e-5, inputs.randn(5) * 1e-3, inputs.strided(2, 3) * 1e-4]
     grads[1][2] = -inputs.size(3, 9) * 1e-2  # the largest is negative
+    grads.append(inputs.rand(100, 120) * 0.002 + 0.003)  # each is far smaller, and their norm is far larger
     largest = max(g.abs().max().item() for g in grads)
     wanted = 2.0 ** math.floor(math.log2(LARGEST / largest))
     answer = best_scale(grads)
@@ -39,6 +41,14 @@ def check_scale(best_scale: Callable, inputs: Inputs) -> Iterator[Check]:
             (2.0 ** math.floor(math.log2(LARGEST / positive)), "The largest gradient is negative: use abs()."),
             (2.0 ** math.floor(math.log2(LARGEST / small)), "One scale for all: look at every tensor."),
             (1 / wanted, "This divides. The gradients are to be multiplied by it."),
+            (
+                2.0 ** math.floor(math.log2(LARGEST / max(g.norm().item() for g in grads))),
+                "A norm adds up all gradients of a tensor. The largest single one decides.",
+            ),
+            (
+                2.0 ** math.floor(math.log2(LARGEST / torch.cat([g.flatten() for g in grads]).norm().item())),
+                "A norm adds up all gradients. The largest single one decides.",
+            ),
         ],
     )
     for value, scale, says in ((LARGEST, 1.0, "exactly"), (LARGEST + 8, 0.5, "just above")):
@@ -64,6 +74,14 @@ def check_distances(distances: Callable, inputs: Inputs) -> Iterator[Check]:
     wanted = torch.cdist(a.double(), b.double()).square()
     plain = distances(a, b)
     yield is_close("the squared distances are right", plain, wanted, rtol=1e-3, hint="Sum (a − b)² over D; (N, M).")
+    leaf = a.clone().requires_grad_()
+    answer = distances(leaf, b)
+    yield is_true(
+        "a gradient flows through them",
+        answer.requires_grad,
+        detail="requires_grad is False",
+        hint="This is part of a loss. Cast with .float(): .detach(), .item() and no_grad cut the graph.",
+    )
     big_a, big_b = 60 * a, 60 * b  # squared lengths are far above 65,504
     with torch.autocast("cpu", dtype=torch.float16):
         answer = distances(big_a, big_b)
@@ -81,7 +99,8 @@ def check_distances(distances: Callable, inputs: Inputs) -> Iterator[Check]:
         answer,
         wanted,
         rtol=1e-3,
-        hint="Somewhere 16 bits were used: 11 bits of digits are not enough for a difference of large numbers.",
+        hint="Somewhere 16 bits were used: the 11 binary digits of float16 are too few for a difference of large "
+        "numbers.",
     )
     half_a, half_b = big_a.half(), big_b.half()
     with torch.autocast("cpu", dtype=torch.float16):
@@ -115,7 +134,8 @@ class _LoggedSGD(torch.optim.SGD):
     """SGD with momentum that counts its steps."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), lr=0.1, momentum=0.9)
+        groups = [{"params": [p]} for p in reversed(list(model.parameters()))]  # the bias comes first
+        super().__init__(groups, lr=0.1, momentum=0.9)
         self.steps = 0
 
     def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]
@@ -136,14 +156,18 @@ def check_scaler(scaler_class: type, inputs: Inputs) -> Iterator[Check]:
     yield is_close("scale(loss) is the loss times the scale", first, torch.tensor(3.0 * 2**10), hint="loss * scale.")
     real.scale(torch.tensor(3.0))
     yield is_close("get_scale() is the scale", mine.get_scale(), 2.0**10, hint="A Python float.")
-    good = 0
+    good, overflows = 0, 0
     for number, factor in enumerate(pattern):
         clips = number % 2 == 0
+        overflows += not math.isfinite(factor)
         x = inputs.randn(4, d)
         for model, optimizer, scaler in zip(models, optimizers, (mine, real), strict=True):
             optimizer.zero_grad()
             scaler.scale(model(x).square().mean()).backward()
-            model.bias.grad[0] *= factor  # type: ignore[index,union-attr]
+            spoilt = model.bias if overflows % 2 else model.weight  # an overflow in one parameter, or in the other
+            spoilt.grad[0] *= factor  # type: ignore[index]
+            if scaler is mine:
+                grads = [p.grad for p in model.parameters()]
             if clips:
                 scaler.unscale_(optimizer)
         where = f"step {number + 1}" + ("" if math.isfinite(factor) else ", with an overflow")
@@ -152,7 +176,13 @@ def check_scaler(scaler_class: type, inputs: Inputs) -> Iterator[Check]:
                 "unscale_ divides every gradient by the scale, in place",
                 models[0].weight.grad,
                 models[1].weight.grad,
-                hint="grad.div_(scale), for every parameter in optimizer.param_groups.",
+                hint="grad.div_(scale), for every parameter of every group in optimizer.param_groups.",
+            )
+            yield is_true(
+                "and makes no new gradients",
+                all(p.grad is grad for p, grad in zip(models[0].parameters(), grads, strict=True)),
+                detail="p.grad is another tensor than before",
+                hint="In place: p.grad.div_(scale) or p.grad /= scale. p.grad = p.grad / scale needs the memory twice.",
             )
         for optimizer, scaler in zip(optimizers, (mine, real), strict=True):
             scaler.step(optimizer)
@@ -161,7 +191,8 @@ def check_scaler(scaler_class: type, inputs: Inputs) -> Iterator[Check]:
             "the optimizer steps if all gradients are finite, and only then",
             optimizers[0].steps,
             optimizers[1].steps,
-            hint=f"{where}: look for inf and nan in all gradients (isfinite), before the step.",
+            hint=f"{where}: look for inf and nan in all gradients (isfinite), before the step. One parameter is "
+            "enough, whether it comes first or last.",
         )
         yield is_close(
             "the weights are those with torch.amp.GradScaler",
@@ -185,24 +216,49 @@ def check_scaler(scaler_class: type, inputs: Inputs) -> Iterator[Check]:
     model.weight.grad = torch.ones_like(model.weight)  # the bias has no gradient
     other.step(optimizer)
     other.update()
-    yield is_close("growth_factor is used", other.get_scale(), 32.0, hint="After growth_interval good steps: × factor.")
+    yield is_close(
+        "growth_factor is used",
+        other.get_scale(),
+        32.0,
+        hint="After growth_interval good steps, the scale is multiplied by growth_factor.",
+    )
     model.weight.grad = torch.full_like(model.weight, math.nan)
     other.step(optimizer)
     other.update()
-    yield is_close("backoff_factor is used", other.get_scale(), 8.0, hint="After an overflow: × backoff_factor.")
+    yield is_close(
+        "backoff_factor is used",
+        other.get_scale(),
+        8.0,
+        hint="After an overflow, the scale is multiplied by backoff_factor.",
+    )
 
 
 class _Spy(nn.Module):
-    """A classifier that notes under which autocast each forward pass ran."""
+    """A classifier that notes under which autocast each forward pass ran, and when backward reached its weights."""
 
     def __init__(self, inputs: Inputs, d: int, c: int) -> None:
         super().__init__()
         self.layer, _ = _pair(inputs, d, c)
         self.seen: list[torch.dtype | None] = []
+        self.passes: list[str] = []
+        self.layer.weight.register_hook(lambda _: self.passes.append("backward"))
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        self.passes.append("forward")
         return self.layer(x)
+
+
+class _LoggedScaler(torch.amp.GradScaler):
+    """PyTorch's scaler, which also counts the steps that were made through it."""
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__("cpu", **settings)  # type: ignore[arg-type]
+        self.steps = 0
+
+    def step(self, *args: Any, **kwargs: Any) -> float | None:
+        self.steps += 1
+        return super().step(*args, **kwargs)
 
 
 def _weighted_gradient(model: nn.Module, pieces: list[tuple[Tensor, Tensor]], weights: list[float]) -> Tensor:
@@ -223,7 +279,7 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
     pieces = [(inputs.randn(n, d) * 3, inputs.randint(0, c, n)) for n in (8, 5, 3)]
     model = _Spy(inputs, d, c)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+    scaler = _LoggedScaler(init_scale=2.0**10, growth_interval=1)
     grad = _weighted_gradient(model, pieces, [len(y) / 16 for _, y in pieces])
     norm = grad.norm().item()
     of_means, of_sum = (_weighted_gradient(model, pieces, [w] * 3).norm().item() for w in (1 / 3, 1.0))
@@ -232,6 +288,7 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
     for p in model.parameters():
         p.grad = torch.full_like(p, 1e5)  # left over from an earlier step
     model.seen.clear()
+    model.passes.clear()
     answer = amp_step(model, optimizer, scaler, pieces, limit)
     yield is_equal(
         "every forward pass runs under autocast in float16",
@@ -239,6 +296,13 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
         [torch.float16] * 3,
         hint='with torch.autocast("cpu", dtype=torch.float16): around the forward pass and the loss of each piece.',
         mistakes=[([torch.float16], "The pieces must stay apart: all at once is the batch that didn't fit.")],
+    )
+    yield is_equal(
+        "each piece goes backward before the next goes forward",
+        model.passes,
+        ["forward", "backward"] * 3,
+        hint="Call backward for each piece: it frees the activations of the piece. A sum of losses keeps those of all "
+        "pieces at once.",
     )
     yield is_close(
         "returns the norm before clipping, a float",
@@ -269,6 +333,12 @@ def check_amp_step(amp_step: Callable, inputs: Inputs) -> Iterator[Check]:
             (grad, "The gradient was not clipped."),
             (torch.zeros_like(moved), "The weights did not move at all."),
         ],
+    )
+    yield is_equal(
+        "the step goes through the scaler",
+        scaler.steps,
+        1,
+        hint="scaler.step(optimizer), once: it steps, or skips the step after an overflow.",
     )
     yield is_close(
         "the scaler is updated once",
@@ -308,7 +378,12 @@ def check_one_graph(shrink: Callable, inputs: Inputs) -> Iterator[Check]:
                 (value * (limit / value.norm(dim=1, keepdim=True)).clamp(max=1), "One norm for all, not one per row."),
             ],
         )
-    yield is_close("zeros stay zeros", shrink(torch.zeros(n, d), limit), torch.zeros(n, d), hint="No 0 / 0, please.")
+    yield is_close(
+        "zeros stay zeros",
+        shrink(torch.zeros(n, d), limit),
+        torch.zeros(n, d),
+        hint="The norm of zeros is 0, and 0 / 0 is nan.",
+    )
     captured = Captured()
     values = [x * 9, small, torch.zeros(n, d), x * 3]
     with quiet_compiler():
@@ -353,6 +428,14 @@ def check_break_even(calls_needed: Callable, inputs: Inputs) -> Iterator[Check]:
     yield is_equal(
         "equal is not less", calls_needed(tied, later, plain), count + 2, hint="At a tie, one call more is needed."
     )
-    yield is_equal("no faster never pays", calls_needed(first, plain, plain), None, hint="Return None.")
-    yield is_equal("slower never pays", calls_needed(first, plain + 1, plain), None, hint="Return None.")
+    never = "Later calls gain nothing, so the first one is never made up for: return None."
+    yield is_equal("no faster never pays", calls_needed(first, plain, plain), None, hint=never)
+    yield is_equal("slower never pays", calls_needed(first, plain + 1, plain), None, hint=never)
+    tiny, many = 2.0**-10, 2**21
+    yield is_equal(
+        "it can take millions of calls",
+        calls_needed(plain + tiny * (many - 0.5), plain - tiny, plain),
+        many + 1,
+        hint="A small gain pays in the end, however many calls it takes: set no upper limit.",
+    )
     yield is_equal("it can pay at once", calls_needed(plain / 2, later, plain), 1, hint="n = 1 is possible.")

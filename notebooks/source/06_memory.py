@@ -99,13 +99,13 @@ print(table(rows, ("batch", "arithmetic", "weights", "peak", "peak / weights")))
 # ## 1. Who owns the bytes?
 #
 # Three owners stay from step to step. The **parameters**. Their **gradients**, one number for each weight. And the
-# **optimizer's state**: SGD with momentum keeps a running mean of the gradient, and Adam keeps two running means.
+# **optimizer's state**: what an optimizer remembers of earlier steps (lesson 05).
 #
 # **Predict.** A model has 100 million weights in float32. How many bytes do parameters, gradients and the state of Adam
-# take together, in GB (10⁹ bytes)?
+# take together, in GB (10⁹ bytes)? And with Adafactor, which is made to save memory?
 
 # %% id="predict-owners" tags=["prediction"]
-guess = ...  # GB
+guess = ...  # two numbers of GB, for example (1.0, 1.0)
 
 # %% id="owners-table"
 optimizers = {
@@ -124,8 +124,9 @@ print(table(rows, ("in units of the parameters", "parameters", "gradients", "sta
 print("your guess:", "none yet" if guess is ... else f"{guess} GB")
 
 # %% [markdown] id="owners-says"
-# One, one and two: with Adam, four times the weights, before a single example is there. Adafactor keeps its second mean
-# as one number for each row and each column of a matrix, which is next to nothing.
+# SGD with momentum keeps a running mean of the gradient. Adam keeps two running means, of the gradient and of its
+# square. One, one and two: four times the weights, before a single example is there. Adafactor keeps a mean of the
+# squares only, and of it one number for each row and each column of a matrix, which is next to nothing.
 #
 # ### Exercise: who owns the bytes
 #
@@ -218,12 +219,13 @@ print("your guess:", "none yet" if guess is ... else f"{guess} %")
 # ### Exercise: what backward will need
 #
 # Return the bytes that `model(x)` saves for backward, as an `int`. Each storage counts once, and as a whole. The
-# storages of the parameters and of `x` exist anyway: leave them out. If gradients are off, the answer is 0. Hold the
-# result of `model(x)` until you have counted: memory that is given back can get the same address again.
+# storages of the parameters, of the buffers and of `x` exist anyway: leave them out. Count the model as it stands, in
+# training mode or not, and `x` too. If gradients are off, the answer is 0. Hold the result of `model(x)` until you have
+# counted: memory that is given back can get the same address again.
 
 # %% id="ex-saved" tags=["exercise"] exercise="memory.saved"
 def saved_bytes(model, x):
-    """Return the bytes that a forward pass keeps for backward, beside its parameters and x; an int."""
+    """Return the bytes that a forward pass keeps for backward, beside what exists anyway; an int."""
     ### BEGIN SOLUTION
     storages = {}
 
@@ -234,7 +236,7 @@ def saved_bytes(model, x):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = model(x)
-    for known in (x, *model.parameters()):
+    for known in (x, *model.parameters(), *model.buffers()):
         storages.pop(known.untyped_storage().data_ptr(), None)
     del result
     return sum(storages.values())
@@ -1065,10 +1067,10 @@ explore_scale()
 #
 # Everything together: one update from several pieces of a batch. `pieces` is a list of `(x, y)` of different sizes.
 # Clear old gradients. For each piece, forward pass and `F.cross_entropy` (its mean over the piece) under autocast on
-# the CPU in float16; backward outside of the block, where each operator uses the type that its forward used. The
-# gradient is that of the mean over **all** examples. Clip its norm to `max_norm` with `torch.nn.utils.clip_grad_norm_`,
-# which scales gradients in place and returns the norm from before. Step through the scaler, and update it once. Return
-# that norm as a float.
+# the CPU in float16; backward outside of the block, where each operator uses the type that its forward used, and
+# before the next piece. The gradient is that of the mean over **all** examples. Clip its norm to `max_norm` with
+# `torch.nn.utils.clip_grad_norm_`, which scales gradients in place and returns the norm from before. Step through the
+# scaler, and update it once. Return that norm as a float.
 
 # %% id="ex-amp-step" tags=["exercise"] exercise="memory.amp-step"
 def amp_step(model, optimizer, scaler, pieces, max_norm):
@@ -1476,7 +1478,8 @@ check("memory.clinic-reentrant", checkpointed_scores)
 # ### Compiled at every call
 #
 # A layer that warms up: call k, counted from 1, returns x · min(1, k / 10). Compiled, it is slower than plain, since it
-# is compiled again in each of the first calls. Repair the class, so that three compilations at most are enough.
+# is compiled again in each of the first calls. Repair the class, so that three compilations at most are enough. It
+# must stay compiled.
 
 # %% id="clinic-counter" tags=["clinic"] exercise="memory.clinic-counter"
 class Warm(nn.Module):

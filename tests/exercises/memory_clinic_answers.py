@@ -109,14 +109,19 @@ WRONG["memory.clinic-loop"] = {
 
 
 def _half(
-    cast: bool = False, autocast: bool = True, lr_times: float = 1.0, back: bool = True, once: bool = False
+    cast: bool = False,
+    autocast: bool = True,
+    lr_times: float = 1.0,
+    back: bool = True,
+    once: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Any:
     def answer(model: nn.Module, x: Tensor, y: Tensor, steps: int, lr: float) -> None:
         if cast:
             model.to(torch.bfloat16)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr * lr_times)
         for _ in range(1 if once else steps):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            with torch.autocast("cpu", dtype=dtype, enabled=autocast):
                 loss = F.cross_entropy(model(x.bfloat16() if cast else x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -125,6 +130,21 @@ def _half(
             model.float()
 
     return answer
+
+
+def _around_the_loop(*args: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _half()(*args)
+
+
+def _to_and_fro(model: nn.Module, x: Tensor, y: Tensor, steps: int, lr: float) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(steps):
+        model.bfloat16()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.bfloat16()), y).backward()
+        model.float()
+        optimizer.step()
 
 
 def _master_copies(model: nn.Module, x: Tensor, y: Tensor, steps: int, lr: float) -> None:
@@ -150,6 +170,9 @@ WRONG["memory.clinic-half"] = {
     "float32 throughout": (_half(autocast=False), "torch.autocast computes in 16 bits"),
     "larger steps": (_half(lr_times=10), "times as far"),
     "one step": (_half(once=True), "One forward pass and one update for each step"),
+    "float16": (_half(dtype=torch.float16), "dtype=torch.bfloat16"),
+    "autocast around the loop": (_around_the_loop, "begin the block anew in each step"),
+    "cast to and fro": (_to_and_fro, "no cast brings it back"),
 }
 
 # --- slice ----------------------------------------------------------------------------------------------------------
@@ -170,6 +193,7 @@ WRONG["memory.clinic-slice"] = {
     "clone before slice": (lambda batches: [f.detach().clone()[0] for f in batches], "it keeps the whole batch"),
     "contiguous": (lambda batches: [f[0].detach().contiguous() for f in batches], "it keeps the whole batch"),
     "in a graph": (lambda batches: [f[0].clone() for f in batches], "takes a tensor out of its graph"),
+    "by way of NumPy": (lambda batches: [torch.from_numpy(f[0].detach().numpy()) for f in batches], "as a NumPy array"),
     "stacked, then cut": (_all_rows, "it keeps the whole batch"),
     "the last row": (lambda batches: [f[-1].detach().clone() for f in batches], "the rows are right"),
     "a tensor": (lambda batches: torch.stack([f[0].detach() for f in batches]), "One row for each batch"),
@@ -254,6 +278,19 @@ class _Whole(nn.Module):
         return torch.where(self.calls < 10, x * self.calls / 10, x)
 
 
+class _NotCompiled(nn.Module):
+    """Keeps its Python number, and the compiler away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * min(1, self.calls / 10)
+
+
 class _Shares(nn.Module):
     """A list that is as long as the number of calls."""
 
@@ -273,5 +310,6 @@ WRONG["memory.clinic-counter"] = {
     "starts at 1": (_warm(start=1.0), "The first call is call 1"),
     "grows on": (_warm(forward=_never_full), "from the tenth on"),
     "never counts": (_warm(start=1.0, forward=lambda self, x: x * 0.1), "The first call is call 1"),
+    "not compiled": (_NotCompiled, "don't switch the compiler off"),
     "an instance": (_warm()(), ""),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import torch
@@ -95,12 +95,18 @@ WRONG["memory.owners"] = {
         "knows the size of a number",
     ),
     "a tuple": (lambda m, o: (1, 2, 3), "Its keys are"),
+    "buffers too": (
+        _owners(parameters=lambda m, o: storage_bytes([*m.parameters(), *m.buffers()])),
+        "are buffers, no parameters",
+    ),
 }
 
 # --- saved ----------------------------------------------------------------------------------------------------------
 
 
-def _saved(leaves_out: Any = lambda model, x: [x, *model.parameters()], size: Any = None, key: Any = None) -> Any:
+def _saved(
+    leaves_out: Any = lambda model, x: [x, *model.parameters(), *model.buffers()], size: Any = None, key: Any = None
+) -> Any:
     def answer(model: nn.Module, x: Tensor) -> int:
         seen: dict[Any, int] = {}
         name = key or (lambda t: t.untyped_storage().data_ptr())
@@ -120,7 +126,7 @@ def _saved(leaves_out: Any = lambda model, x: [x, *model.parameters()], size: An
 
 
 def _saved_by_course(model: nn.Module, x: Tensor) -> int:
-    with recording_saved(model.parameters(), [x]) as saved:
+    with recording_saved([*model.parameters(), *model.buffers()], [x]) as saved:
         result = model(x)
     del result
     return saved.activations
@@ -133,7 +139,7 @@ def _saved_by_list(model: nn.Module, x: Tensor) -> int:
         tensors.append(tensor.detach())
         return tensor
 
-    known = {p.untyped_storage().data_ptr() for p in [x, *model.parameters()]}
+    known = {t.untyped_storage().data_ptr() for t in [x, *model.parameters(), *model.buffers()]}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(x)
     return storage_bytes(t for t in tensors if t.untyped_storage().data_ptr() not in known)
@@ -163,6 +169,9 @@ WRONG["memory.saved"] = {
         lambda m, x: torch.enable_grad()(_saved())(m, x),
         "Don't turn gradients on yourself",
     ),
+    "with the buffers": (_saved(lambda m, x: [x, *m.parameters()]), "are buffers, which exist anyway"),
+    "x made to require gradients": (lambda m, x: _saved()(m, x.requires_grad_()), "as it stands"),
+    "in eval mode": (lambda m, x: _saved()(m.eval(), x), "switch nothing"),
 }
 
 # --- largest batch --------------------------------------------------------------------------------------------------
@@ -207,8 +216,9 @@ WRONG["memory.largest-batch"] = {
     "one too many": (lambda p, limit, most: _bisect(p, limit, most) + 1, "does not fit any more"),
     "a straight line": (_extrapolated, "The limit was not looked at"),
     "doubling": (_doubling, "Halve the range"),
-    "never asks for most": (lambda p, limit, most: _bisect(p, limit, most - 1), "Ask for most"),
-    "never asks for 1": (lambda p, limit, most: max(1, _bisect(p, limit, most)), "Ask for 1"),
+    "never asks for most": (lambda p, limit, most: _bisect(p, limit, most - 1), "Is it ever measured?"),
+    "never asks for 1": (lambda p, limit, most: max(1, _bisect(p, limit, most)), "Measure n = 1 too"),
+    "a line through two sizes": (lambda p, limit, most: (limit - p(1)) // (p(2) - p(1)), "the same peak"),
     "a float": (lambda p, limit, most: float(_bisect(p, limit, most)), "Halve the range"),
     "ignores the limit": (lambda p, limit, most: most, "The limit was not looked at"),
 }
@@ -265,7 +275,13 @@ def _nested(layers: list, x: Tensor, size: int) -> Tensor:
     return checkpoint(run, x, use_reentrant=False)
 
 
-RIGHT["memory.segments"] = {"a function with its start": _by_function, "the last group plainly": _last_plain}
+RIGHT["memory.segments"] = {
+    "a function with its start": _by_function,
+    "the last group plainly": _last_plain,
+    "the older kind, with an input that needs gradients": lambda layers, x, size: _groups(
+        layers, x.detach().requires_grad_(), size, use_reentrant=True
+    ),
+}
 WRONG["memory.segments"] = {
     "plain": (_plain, "Wrap each group"),
     "late binding": (_late_binding, "made in a loop sees"),
@@ -432,6 +448,10 @@ RIGHT["memory.live"] = {
 WRONG["memory.live"] = {
     "views again": (_live(total=lambda ts: sum(t.untyped_storage().nbytes() for t in ts)), "Views share a storage"),
     "what tensors show": (_live(total=_bytes), "views add nothing"),
+    "where views begin": (
+        _live(total=lambda ts: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in ts}.values())),
+        "t.data_ptr() is where a view begins",
+    ),
     "no parameters": (_live(lambda o: type(o) is Tensor), "A Parameter is a tensor too"),
     "no collection": (_live(collect=False), "Call gc.collect() first"),
     "numbers": (_live(total=lambda ts: storage_bytes(ts) // 4), "numbers, not bytes"),
@@ -469,6 +489,8 @@ WRONG["memory.scale"] = {
     "never below 1": (lambda g: max(1.0, _by_trial(g)), "A scale may be below 1"),
     "zeros": (lambda g: 2.0 ** math.floor(math.log2(65504 / max(t.abs().max().item() for t in g))), "return 1.0"),
     "a tensor": (lambda g: torch.tensor(_by_trial(g)), "expected a Python number"),
+    "norms": (lambda g: _by_trial([t.norm() for t in g]), "A norm adds up"),
+    "the norm of all": (lambda g: _by_trial([torch.cat([t.flatten() for t in g]).norm()]), "A norm adds up"),
 }
 
 # --- distances ------------------------------------------------------------------------------------------------------
@@ -499,6 +521,7 @@ WRONG["memory.distances"] = {
     "casts the result": (lambda a, b: _off(a, b).half(), "Don't cast the result down"),
     "not squared": (lambda a, b: _off(a, b).clamp_min(0).sqrt(), "Sum (a − b)² over D"),
     "transposed": (lambda a, b: _off(b, a), "(N, M)"),
+    "out of the graph": (lambda a, b: _off(a.detach(), b.detach()), "cut the graph"),
     "keeps the inputs' type": (lambda a, b: (a[:, None] - b[None]).square().sum(-1), "a.float()"),
 }
 
@@ -575,6 +598,35 @@ class _OnlyNan(_Scaler):
         return bool(grad.isnan().any())
 
 
+class _OnlyTheLast(_Scaler):
+    def unscale_(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad /= self._scale
+                    self._bad = self.is_bad(p.grad)
+        self._done = True
+
+
+class _OnlyTheFirstGroup(_Scaler):
+    def unscale_(self, optimizer: Any) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.grad /= self._scale
+                self._bad = self._bad or self.is_bad(p.grad)
+        self._done = True
+
+
+class _NewGradients(_Scaler):
+    def unscale_(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad = p.grad / self._scale
+                    self._bad = self._bad or self.is_bad(p.grad)
+        self._done = True
+
+
 class _KeepsCounting(_Scaler):
     def update(self) -> None:
         good, bad = self._good, self._bad
@@ -632,6 +684,9 @@ WRONG["memory.scaler"] = {
     "fixed factors": (_FixedFactors, "growth_factor is used"),
     "never unscales": (_NeverUnscales, "unscale_ divides every gradient"),
     "a parameter without gradient": (_ForgetsNone, "skip it"),
+    "sees only the last parameter": (_OnlyTheLast, "whether it comes first or last"),
+    "one group": (_OnlyTheFirstGroup, "every parameter of every group"),
+    "new gradients": (_NewGradients, "needs the memory twice"),
 }
 
 # --- amp step -------------------------------------------------------------------------------------------------------
@@ -646,6 +701,7 @@ def _amp(
     update: str = "once",
     plain_step: bool = False,
     joined: bool = False,
+    at_the_end: bool = False,
 ) -> Any:
     def answer(model: nn.Module, optimizer: Any, scaler: Any, pieces: list, max_norm: float) -> float:
         if joined:
@@ -653,19 +709,30 @@ def _amp(
         n_all = sum(len(y) for _, y in pieces)
         if clear:
             model.zero_grad()
+        total = torch.zeros(())
         for x, y in pieces:
             with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
                 loss = F.cross_entropy(model(x), y, reduction="mean")
-            scaler.scale(loss * (len(y) / n_all if share else 1)).backward()
+            loss = loss * (len(y) / n_all if share else 1)
+            if at_the_end:
+                total = total + loss
+                continue
+            scaler.scale(loss).backward()
             if update == "each":
                 scaler.step(optimizer)
+            if update in ("each", "alone"):
                 scaler.update()
+        if at_the_end:
+            scaler.scale(total).backward()
         if update == "each":
             return 0.0
         if unscale:
             scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm if clip else math.inf)
-        optimizer.step() if plain_step else scaler.step(optimizer)
+        if not plain_step:
+            scaler.step(optimizer)
+        elif math.isfinite(norm):
+            optimizer.step()
         if update == "once":
             scaler.update()
         return float(norm)
@@ -700,7 +767,9 @@ WRONG["memory.amp-step"] = {
     "adds up means": (_amp(share=False), "were added up"),
     "never updates": (_amp(update="never"), "scaler.update() is missing"),
     "a step for each piece": (_amp(update="each"), "returns the norm before clipping"),
-    "steps past the scaler": (_amp(plain_step=True), ""),
+    "steps past the scaler": (_amp(plain_step=True), "scaler.step(optimizer), once"),
+    "one backward at the end": (_amp(at_the_end=True), "keeps those of all pieces"),
+    "updates without a step": (_amp(update="alone"), "scaler.update() comes once"),
     "all at once": (_amp(joined=True), "The pieces must stay apart"),
 }
 
@@ -733,7 +802,7 @@ WRONG["memory.one-graph"] = {
         lambda x, limit: x * (limit / x.norm(dim=1, keepdim=True)).clamp(max=1.0),
         "One norm for all",
     ),
-    "nan at zero": (lambda x, limit: x / x.norm() * x.norm().clamp(max=limit), "No 0 / 0"),
+    "nan at zero": (lambda x, limit: x / x.norm() * x.norm().clamp(max=limit), "0 / 0 is nan"),
     "numpy": (
         lambda x, limit: x * min(1.0, limit / max(float(x.detach().numpy().__abs__().max()), x.norm().item(), 1e-9)),
         "Dynamo can't follow",
@@ -744,16 +813,22 @@ WRONG["memory.one-graph"] = {
 
 
 def _by_counting(first: float, later: float, plain: float) -> int | None:
-    for n in range(1, 100_000):
-        if first + (n - 1) * later < n * plain:
-            return n
-    return None
+    if first >= plain and later >= plain:
+        return None
+    n = max(1, int((first - later) / (plain - later)) - 3)
+    while first + (n - 1) * later >= n * plain:
+        n += 1
+    return n
+
+
+def _bounded(first: float, later: float, plain: float) -> int | None:
+    return next((n for n in range(1, 1000) if first + (n - 1) * later < n * plain), None)
 
 
 def _by_running_totals(first: float, later: float, plain: float) -> int | None:
     if first >= plain and later >= plain:
         return None
-    leads = accumulate([first - plain] + [later - plain] * 1000)
+    leads = accumulate(chain([first - plain], repeat(later - plain)))
     return next((n for n, lead in enumerate(leads, start=1) if lead < 0), None)
 
 
@@ -767,6 +842,7 @@ WRONG["memory.break-even"] = {
     "one too late": (lambda f, k, p: None if (n := _by_counting(f, k, p)) is None else n + 1, "One call fewer"),
     "a tie counts": (lambda f, k, p: None if k >= p else math.ceil((f - p) / (p - k)) + 1, "At a tie"),
     "divides by zero": (lambda f, k, p: math.floor((f - p) / (p - k)) + 2, "compiling never pays"),
+    "at most a thousand calls": (_bounded, "set no upper limit"),
     "never says one": (lambda f, k, p: None if k >= p else max(2, _by_counting(f, k, p)), "n = 1 is possible"),
 }
 
