@@ -1,7 +1,7 @@
 """The training doctor: point it at your own training code, and it says what is wrong, with evidence and the repair.
 
 ``examine`` looks at a model, a loader, a loss, an optimizer and your own functions, and leaves everything as it
-was.
+was. ``watch`` goes along with a loop that runs, and speaks up when something goes wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _HOME = {
     "examine": "course_utils.doctor.examination",
     "Report": "course_utils.doctor.report",
     "Finding": "course_utils.doctor.findings",
+    "watch": "course_utils.doctor.watching",
 }
 __all__ = sorted(_HOME)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 THEMES = ("data", "model", "loss", "optimizer", "loop", "evaluation", "numerics", "memory", "devices", "checkpoints",
-          "export", "distributed", "failures")  # fmt: skip
+          "export", "distributed", "failures", "running")  # fmt: skip
 
 
 def load() -> None:
