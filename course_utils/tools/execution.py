@@ -30,6 +30,7 @@ from course_utils.tools.kernels import (
     GuardedKernelManager,
     GuardedProvisioner,
     kernel_environment,
+    scratch_variables,
 )
 
 SAVE_EVERY_S = 2.0  # while a notebook runs; it is always saved at its end
@@ -313,6 +314,7 @@ class Session:
             iopub_timeout=self.job["output_wait_s"],
         )
         env = kernel_environment(self.job["threads"], self.job["token"], self.folder / "ipython")
+        env |= scratch_variables(self.folder)
         saving.notebook_start()
         try:
             self.client.execute(env=env, cwd=self.job["cwd"])

@@ -35,8 +35,9 @@ def plain_surroundings() -> Iterator[Surroundings]:
     CPU only, one thread, no progress file, the same inputs in every check, and neither IPython's nor matplotlib's
     settings of this user. Every process that was started in them and still runs at the end of the block is killed.
     """
+    # Slow to import, and `build --check` starts no kernel.
     from course_utils.tools import processes
-    from course_utils.tools.kernels import kernel_environment  # slow to import; `build --check` starts no kernel
+    from course_utils.tools.kernels import kernel_environment, scratch_variables
 
     token = uuid4().hex
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
@@ -44,7 +45,7 @@ def plain_surroundings() -> Iterator[Surroundings]:
         no_settings = folder / "matplotlibrc"
         no_settings.touch()
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-        env = kernel_environment(threads=1, token=token, folder=folder, base=kept)
+        env = kernel_environment(threads=1, token=token, folder=folder, base=kept) | scratch_variables(folder)
         env |= {"CUDA_VISIBLE_DEVICES": "", "COURSE_CHECK_SEED": "0", "MATPLOTLIBRC": str(no_settings), "TZ": "UTC"}
         try:
             yield Surroundings(env, folder)

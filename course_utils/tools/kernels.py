@@ -44,6 +44,7 @@ MESSAGE_LIMIT_BYTES = 128 * 1024**2  # a larger message is dropped unread, with 
 QUEUE_LIMIT = 10_000  # messages that wait in this process; a kernel that talks faster loses some
 SOCKET_PATH_LIMIT = 90  # characters; systems allow 103 to 107 and the channel's number is appended
 STACK_SIGNAL = getattr(signal, "SIGUSR2", None)  # asks a kernel where it is; not on Windows
+SCRATCH_PATH_LIMIT = 70  # characters; sockets of multiprocessing and PyTorch lie up to 33 further down
 OOM_SCORE = 1000  # when the machine runs out of memory, a kernel goes first, not the runner
 
 
@@ -68,6 +69,19 @@ def kernel_environment(threads: int, token: str, folder: Path, base: Mapping[str
         "IPYTHONDIR": str(folder),
         processes.TOKEN: token,
     }
+
+
+def scratch_variables(folder: Path) -> dict[str, str]:
+    """Make a folder for all that a kernel and its children take for short-lived, and return the variables that name it.
+
+    A kernel that is killed can't remove its temporary files; here they go with ``folder``, which belongs to the run.
+    Where the path is too long for the sockets that are put there, the system's own folder stays in use.
+    """
+    place = folder / "t"
+    if len(str(place)) > SCRATCH_PATH_LIMIT:
+        return {}
+    place.mkdir(exist_ok=True)
+    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(place))
 
 
 def kernel_spec(log: Path) -> KernelSpec:

@@ -10,7 +10,10 @@ The second part of a wrong entry are words that the learner's message must conta
 
 from __future__ import annotations
 
+import atexit
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -107,4 +110,14 @@ class EqualsAll:
 
 def reference_answer(exercise_id: str) -> Any:
     """Return what the reference answer's cell hands to ``check``: only the setup and its own cell are run."""
-    return answer_of(exercise_id, *reference_program(exercise_id))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", _scratch())
+        return answer_of(exercise_id, *reference_program(exercise_id))
+
+
+@cache
+def _scratch() -> str:
+    """Return a folder for this process alone: a setup cell may make one that only the end of its lesson removes."""
+    folder = tempfile.TemporaryDirectory(prefix="answers-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return folder.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from course_utils.exercises.inputs import Inputs
 from course_utils.tools.isolation import plain_surroundings
 
@@ -25,3 +27,11 @@ def test_the_folder_is_gone_after_the_block():
     with plain_surroundings() as surroundings:
         assert surroundings.folder.is_dir()
     assert not surroundings.folder.exists()
+
+
+def test_temporary_files_go_with_the_folder():
+    with plain_surroundings() as surroundings:
+        scratch = Path(surroundings.env["TMPDIR"])
+        assert scratch.is_dir()
+        (scratch / "left by a kernel that was killed").touch()
+    assert not scratch.exists()

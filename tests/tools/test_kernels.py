@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from course_utils.paths import ROOT
-from course_utils.tools.kernels import THREAD_VARIABLES, GuardedKernelManager, kernel_environment, kernel_spec
+from course_utils.tools.kernels import (
+    THREAD_VARIABLES,
+    GuardedKernelManager,
+    kernel_environment,
+    kernel_spec,
+    scratch_variables,
+)
 
 
 def test_threads_wait_without_spinning_unless_the_user_says_otherwise():
@@ -51,3 +57,13 @@ def test_a_long_path_takes_ports_since_sockets_need_short_ones(tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     assert GuardedKernelManager(folder=folder, kernel_name="python3").transport == "tcp"
+
+
+def test_temporary_files_go_into_the_folder_unless_its_path_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("course_utils.tools.kernels.SCRATCH_PATH_LIMIT", len(str(tmp_path)) + 5)
+    assert scratch_variables(tmp_path)["TMPDIR"] == str(tmp_path / "t")
+    assert (tmp_path / "t").is_dir()
+    deeper = tmp_path / "deeper"
+    deeper.mkdir()
+    assert scratch_variables(deeper) == {}
+    assert list(deeper.iterdir()) == []

@@ -314,11 +314,12 @@ def test_a_runner_that_is_killed_takes_its_kernels_and_short_lived_files_along(s
 
 
 PRINT_FACTS = """
-import json, os, sys
+import json, os, sys, tempfile
 names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "COURSE_PROGRESS", "PYTHONPATH", "MPLBACKEND"]
 facts = {name: os.environ.get(name) for name in names}
 facts |= {"SEED": SEED, "DEVICE": DEVICE, "FAST": FAST, "EXTRA": EXTRA, "python": sys.executable, "cwd": os.getcwd()}
 facts["oom"] = open("/proc/self/oom_score_adj").read().strip() if sys.platform == "linux" else "1000"
+facts["scratch"] = tempfile.mkdtemp()
 print(json.dumps(facts))
 """
 
@@ -372,6 +373,12 @@ def test_the_environment_is_that_of_every_course_kernel(facts):
 
 def test_the_working_folder_can_be_named(facts):
     assert facts["cwd"] == str(Path(str(facts["folder"])) / "elsewhere")
+
+
+def test_temporary_files_of_a_kernel_go_with_the_run_though_nobody_removed_them(facts):
+    scratch = Path(str(facts["scratch"]))
+    assert scratch.parents[2].name.startswith("course-")
+    assert not scratch.exists()
 
 
 def test_a_kernel_goes_before_the_runner_when_the_machine_is_out_of_memory(facts):
