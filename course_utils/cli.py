@@ -141,16 +141,25 @@ def release_command(out: Path) -> None:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
               help="Where grades, feedback and the class page go.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="Submissions at the same time; by default as many as fit.")
+@click.option("--dask", metavar="ADDRESS",
+              help="Grade on a Dask cluster, whose scheduler is at ADDRESS, as tcp://host:8786.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the inputs of the checks.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True,
               metavar="SECONDS", help="Deadline for each submission.")  # fmt: skip
 @click.option("--pseudonyms", is_flag=True, help="Names stand in grades.csv and nowhere else.")
-def grade_command(folder: Path, out: Path, jobs: int | None, seed: int, timeout_s: float, pseudonyms: bool) -> None:
+def grade_command(
+    folder: Path, out: Path, jobs: int | None, dask: str | None, seed: int, timeout_s: float, pseudonyms: bool
+) -> None:
     """Grade the notebooks in FOLDER, in whatever layout and state they are.
 
     Each runs apart from everything else; the exercises are checked with inputs that nobody has seen. An interrupted
     run goes on where it was. The exit status is 0 if every submission was graded to its end.
+
+    On a cluster, each worker is a `dask worker ADDRESS` in the environment of a checkout of this same version. Workers
+    may come and go. Who can reach the scheduler can run code on the workers: keep it on a network of your own.
     """
+    if dask is not None and jobs is not None:
+        raise click.UsageError("The workers decide how many they grade at a time; give --dask without --jobs.")
     from dataclasses import replace
 
     from course_utils.tools.grading.confine import Allowance
@@ -162,8 +171,10 @@ def grade_command(folder: Path, out: Path, jobs: int | None, seed: int, timeout_
         click.echo(f"{name}, {done.lesson or done.file}: {done.points} of {done.max_points} ({done.status})")
 
     allowance = replace(Allowance(), seconds=timeout_s, cpu_seconds=timeout_s)
-    options = GradeOptions(folder=folder, out=out, jobs=jobs, seed=seed, allowance=allowance, pseudonyms=pseudonyms)
-    result = grade_class(options, on_grade)
+    options = GradeOptions(
+        folder=folder, out=out, jobs=jobs, dask=dask, seed=seed, allowance=allowance, pseudonyms=pseudonyms
+    )
+    result = grade_class(options, on_grade, lambda text: click.echo(text, err=True))
     click.echo(result.summary())
     if result.interrupted:
         raise SystemExit(INTERRUPTED)

@@ -46,6 +46,7 @@ class GradeOptions:
     folder: Path
     out: Path
     jobs: int | None = None
+    dask: str | None = None  # address of a Dask scheduler; None: on this machine
     seed: int = 0
     allowance: Allowance = field(default_factory=Allowance)
     pseudonyms: bool = False
@@ -100,7 +101,11 @@ class ClassResult:
         return "\n".join(lines)
 
 
-def grade(options: GradeOptions, on_grade: Callable[[Grade], None] = lambda grade: None) -> ClassResult:
+def grade(
+    options: GradeOptions,
+    on_grade: Callable[[Grade], None] = lambda grade: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> ClassResult:
     """Grade every submission in a folder and write the results.
 
     Each result is kept as soon as it is there, under a name that holds everything it depends on, so that an interrupted
@@ -109,12 +114,14 @@ def grade(options: GradeOptions, on_grade: Callable[[Grade], None] = lambda grad
     Args:
         options: what to grade.
         on_grade: is called with each grade, in the order in which they come.
+        on_note: is called with sentences for the person who waits, when a cluster grades.
 
     Raises:
         UsageError: if there is nothing to grade.
-        EnvironmentProblem: if this system can't fork processes, or ``out`` can't be written to.
+        EnvironmentProblem: if this system can't fork processes, ``out`` can't be written to, or the cluster can't be
+            used.
     """
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork") and options.dask is None:
         raise EnvironmentProblem("Grading forks processes, which Windows can't.", fix="Use Linux, macOS or WSL.")
     results = options.out / "results"
     try:
@@ -126,17 +133,20 @@ def grade(options: GradeOptions, on_grade: Callable[[Grade], None] = lambda grad
     with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as scratch:
         (Path(scratch) / "unpacked").mkdir()
         submissions = find_submissions(options.folder, Path(scratch) / "unpacked")
-        todo: queue.SimpleQueue[tuple[Submission, Path]] = queue.SimpleQueue()
+        todo: list[tuple[Submission, Path]] = []
         grades: list[Grade] = []
         for submission in submissions:
             kept = results / f"{_key(submission, options)}.json"
             known = _kept(kept)
             if known is None:
-                todo.put((submission, kept))
+                todo.append((submission, kept))
             else:
                 grades.append(replace(known, student=submission.student, file=submission.path.name))
         reused = len(grades)
-        interrupted = _grade_all(todo, options, Path(scratch), grades, on_grade)
+        if options.dask is not None:
+            interrupted = _grade_on_cluster(todo, options, grades, on_grade, on_note)
+        else:
+            interrupted = _grade_all(todo, options, Path(scratch), grades, on_grade)
     grades.sort(key=lambda item: (item.student.casefold(), item.lesson, item.file))
     result = ClassResult(tuple(grades), options.out, interrupted, reused)
     if not interrupted:
@@ -146,15 +156,38 @@ def grade(options: GradeOptions, on_grade: Callable[[Grade], None] = lambda grad
     return result
 
 
+def _grade_on_cluster(
+    todo: list[tuple[Submission, Path]],
+    options: GradeOptions,
+    grades: list[Grade],
+    on_grade: Callable[[Grade], None],
+    on_note: Callable[[str], None],
+) -> bool:
+    """Let the workers of a cluster grade; return whether that was interrupted."""
+    from course_utils.tools.grading.cluster import ClusterRun
+
+    places = dict(todo)
+
+    def on_result(submission: Submission, found: Grade) -> None:
+        write_text(places.pop(submission), json.dumps(asdict(found), indent=1) + "\n")  # pop: each counts once
+        grades.append(found)
+        on_grade(found)
+
+    return ClusterRun(str(options.dask), options, on_result, on_note).grade(list(places))
+
+
 def _grade_all(
-    todo: queue.SimpleQueue[tuple[Submission, Path]],
+    todo: list[tuple[Submission, Path]],
     options: GradeOptions,
     scratch: Path,
     grades: list[Grade],
     on_grade: Callable[[Grade], None],
 ) -> bool:
     """Let several processes work through the submissions; return whether that was interrupted."""
-    count = min(options.jobs or _default_jobs(), todo.qsize())
+    count = min(options.jobs or _default_jobs(), len(todo))
+    waiting: queue.SimpleQueue[tuple[Submission, Path]] = queue.SimpleQueue()
+    for item in todo:
+        waiting.put(item)
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
 
@@ -163,7 +196,7 @@ def _grade_all(
             with Grader(scratch / f"job{number}") as grader:
                 while not stop.is_set():
                     try:
-                        submission, kept = todo.get_nowait()
+                        submission, kept = waiting.get_nowait()
                     except queue.Empty:
                         return
                     found = grader.grade(submission, options)
@@ -202,23 +235,36 @@ class Grader:
         self.process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.is_wrapped = False
+        self.is_closed = False
 
     def __enter__(self) -> Grader:
         return self
 
     def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, for good: whoever grades with it in another thread gets an error."""
+        self.is_closed = True
         self.end()
 
     def grade(self, submission: Submission, options: GradeOptions) -> Grade:
         """Grade one submission; whatever it does becomes a status."""
-        started = time.monotonic()
         if submission.problem:
-            return _grade_of(submission, "unreadable", {}, notes=(submission.problem,))
+            return unreadable(submission, submission.problem)
         try:
             notebook = read_notebook(submission.path)
+        except ValueError as error:
+            return unreadable(submission, str(error))
+        return self.grade_notebook(submission, notebook, options)
+
+    def grade_notebook(self, submission: Submission, notebook: dict[str, Any], options: GradeOptions) -> Grade:
+        """Grade the content of a notebook; the submission's own file is not read."""
+        started = time.monotonic()
+        try:
             script = script_of(notebook, submission.lesson)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return _grade_of(submission, "unreadable", {}, notes=(f"It can't be read: {error}",))
+            return unreadable(submission, f"It can't be read: {error}")
         result = self._outcomes(script, options)
         missing_names = [o for o in result["outcomes"].values() if o["message"].startswith("NameError")]
         if missing_names:
@@ -283,6 +329,8 @@ class Grader:
         return result
 
     def _running(self) -> subprocess.Popen[str]:
+        if self.is_closed:
+            raise EnvironmentProblem("The process that grades was ended meanwhile.")
         for _ in range(START_RETRIES):
             if self.process is not None and self.process.poll() is None:
                 return self.process
@@ -347,6 +395,16 @@ def _ending_text(result: dict[str, Any]) -> str:
 
 def _n_passed(outcomes: dict[str, dict[str, str]]) -> int:
     return sum(outcome["state"] == PASSED for outcome in outcomes.values())
+
+
+def unreadable(submission: Submission, why: str) -> Grade:
+    """Return the grade of a file that can't be graded, with the sentence that says why."""
+    return _grade_of(submission, "unreadable", {}, notes=(why,))
+
+
+def died(submission: Submission, why: str) -> Grade:
+    """Return the grade of a notebook that ended whoever graded it."""
+    return _grade_of(submission, "died", {}, notes=(*submission.notes, f"It could not be graded: {why}."))
 
 
 def _grade_of(
