@@ -136,6 +136,7 @@ class Zygote:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.parent = os.getppid()
         processes.adopt_orphans()
         # For root, whom no limit on processes binds, watching in time is all there is: it must not wait for a turn.
         with contextlib.suppress(OSError):
@@ -262,6 +263,8 @@ class Zygote:
             peak = max(peak, memory)
             if time.monotonic() > min(deadline, cell_since + allowance.cell_seconds):
                 how = "timeout"
+            elif os.getppid() != self.parent:
+                how = "abandoned"  # who asked was killed: nobody wants the result
             elif meter.processes > allowance.processes:
                 how = "too many processes"
             elif memory > allowance.memory_bytes + 2**30:
@@ -327,10 +330,15 @@ def main() -> None:
     zygote = Zygote(folder)
     results.write(json.dumps({"ready": True}) + "\n")
     results.flush()
-    for line in jobs:
-        result = zygote.grade(json.loads(line))
-        results.write(json.dumps(result) + "\n")
-        results.flush()
+    try:
+        for line in jobs:
+            result = zygote.grade(json.loads(line))
+            results.write(json.dumps(result) + "\n")
+            results.flush()
+    except BrokenPipeError:
+        pass  # who asked is gone
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
