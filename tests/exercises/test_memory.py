@@ -521,7 +521,6 @@ WRONG["memory.distances"] = {
     "casts the result": (lambda a, b: _off(a, b).half(), "Don't cast the result down"),
     "not squared": (lambda a, b: _off(a, b).clamp_min(0).sqrt(), "Sum (a − b)² over D"),
     "transposed": (lambda a, b: _off(b, a), "(N, M)"),
-    "out of the graph": (lambda a, b: _off(a.detach(), b.detach()), "cut the graph"),
     "keeps the inputs' type": (lambda a, b: (a[:, None] - b[None]).square().sum(-1), "a.float()"),
 }
 
