@@ -82,44 +82,48 @@ class Recorder:
         self.grad_norms: list[float | None] = []
         self.skipped: list[int] = []
         self.epochs: list[Epoch] = []
-        self._unread: list[tuple[Tensor, Tensor | None]] = []
+        self.unread: list[tuple[Tensor, Tensor | None]] = []  # loss and norm of the steps whose numbers nobody read
 
     @property
     def n_steps(self) -> int:
         """Steps so far, read or not."""
-        return len(self.losses) + len(self._unread)
+        return len(self.losses) + len(self.unread)
 
     def add(self, loss: Tensor, grad_norm: Tensor | None, lr: float, n_examples: int) -> None:
         """Note one step; ``loss`` and ``grad_norm`` are scalars that `read` turns into numbers."""
-        self._unread.append((loss, grad_norm))
+        self.unread.append((loss, grad_norm))
         self.lrs.append(lr)
         self.n_examples.append(n_examples)
 
     def skip_last(self) -> None:
         """Note that the step added last led to no update. Its gradient has no length: it held inf or nan."""
         self.skipped.append(self.n_steps - 1)
-        if self._unread:
-            self._unread[-1] = self._unread[-1][0], None
+        if self.unread:
+            self.unread[-1] = self.unread[-1][0], None
         else:
             self.grad_norms[-1] = None
 
     @property
     def n_unread(self) -> int:
         """Steps whose numbers are still on the device."""
-        return len(self._unread)
+        return len(self.unread)
 
-    def read(self) -> None:
-        """Turn the losses and norms that arrived since the last call into numbers."""
-        if len(self._unread) == 1:
-            loss, norm = self._unread[0]
-            self.losses.append(loss.item())
-            self.grad_norms.append(None if norm is None else norm.item())
-        elif self._unread:  # one transfer for all
-            losses, norms = zip(*self._unread, strict=True)
+    def read(self) -> bool:
+        """Turn the losses and norms that arrived since the last call into numbers; return whether all are finite."""
+        if len(self.unread) == 1:
+            loss, norm = self.unread.pop()
+            self.losses.append(number := loss.item())
+            self.grad_norms.append(length := None if norm is None else norm.item())
+            return math.isfinite(number) and (length is None or math.isfinite(length))
+        first = len(self.losses)
+        if self.unread:  # one transfer for all
+            losses, norms = zip(*self.unread, strict=True)
             self.losses += torch.stack(losses).tolist()
             measured = iter(torch.stack([n for n in norms if n is not None] or [torch.zeros(())]).tolist())
             self.grad_norms += [None if norm is None else next(measured) for norm in norms]
-        self._unread.clear()
+        self.unread.clear()
+        lengths = (length for length in self.grad_norms[first:] if length is not None)
+        return all(map(math.isfinite, self.losses[first:])) and all(map(math.isfinite, lengths))
 
     def last_step(self, batch: int) -> Step:
         """Return the record of the step that was added last; ``batch`` is where in the epoch it began."""

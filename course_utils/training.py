@@ -92,12 +92,15 @@ def accumulate_gradients(
     Returns:
         The mean loss over the window's examples, shape (), not scaled, on the model's device.
     """
-    n_total = sum(map(n_examples, window))
+    n_total = sum(map(n_examples, window)) if len(window) > 1 else 0
     losses = []
     for x, y in window:
-        with _precision(model, amp):
+        if amp is None:  # apart, since a step of a small network notices even a context manager that does nothing
             loss = _checked_loss(loss_fn(model(x), y))
-        if len(window) > 1:
+        else:
+            with _precision(model, amp):
+                loss = _checked_loss(loss_fn(model(x), y))
+        if n_total:
             loss = loss * (n_examples((x, y)) / n_total)  # so that the shares add up to the mean over all
         (scaler.scale(loss) if scaler else loss).backward()
         losses.append(loss.detach())
@@ -229,7 +232,7 @@ def fit(
     if scaler is None and amp is torch.float16:
         scaler = GradScaler(device.type)
     facts = Recorder()
-    data = _Windows(batches, accumulate, facts, generators=also)
+    data = _Windows(batches, accumulate, device, facts, generators=also, is_saved=keeper is not None)
     settings = {"accumulate": accumulate, "clip_norm": clip_norm, "amp": str(amp), "monitor": monitor}
     state = {"model": model, "optimizer": optimizer, "step_schedule": step_schedule, "epoch_schedule": epoch_schedule}
     state |= {"scaler": scaler, "best": best, "facts": facts, "data": data, "also": _without_generators(also)}
@@ -255,14 +258,13 @@ def fit(
                     raise StopTraining("max_steps")
                 started = time.perf_counter()
                 for window in data:
-                    window = [to_device(batch, device) for batch in window]
                     optimizer.zero_grad()
                     loss = accumulate_gradients(model, loss_fn, window, amp=amp, scaler=scaler)
                     if scaler:
                         scaler.unscale_(optimizer)  # before clipping and before observers look at the gradients
                     norm = clip_gradients(optimizer, clip_norm) if clip_norm else None
                     facts.add(loss, norm, lr=float(optimizer.param_groups[0]["lr"]), n_examples=data.n_examples)
-                    if facts.n_unread >= read_every:
+                    if len(facts.unread) >= read_every:
                         read(window)  # raises while the weights are still good
                     if not update(optimizer, scaler):
                         facts.skip_last()
@@ -270,11 +272,12 @@ def fit(
                         step_schedule.step()
                     for observe in observers:
                         observe(facts.last_step(batch=facts.batch - len(window)))
-                    bar.update()
+                    if bar is not None:
+                        bar.update()
                     if keeper and keeper.is_due(facts.n_steps):
                         read()
                         save()
-                    if facts.n_steps == max_steps and not data.is_at_end:
+                    if max_steps is not None and facts.n_steps == max_steps and not data.is_at_end:
                         raise StopTraining("max_steps")
                 read()
                 scores = {} if validation is None else evaluate(model, loss_fn, validation, metrics, amp=amp)
@@ -287,7 +290,8 @@ def fit(
                 epoch = facts.end_epoch(scores, is_best, seconds=time.perf_counter() - started)
                 for observe in observers:
                     observe(epoch)
-                bar.set_postfix({"loss": epoch.loss, **{f"validation {name}": score for name, score in scores.items()}})
+                if bar is not None:
+                    bar.set_postfix({"loss": epoch.loss, **{f"validation {n}": score for n, score in scores.items()}})
                 save()
         except StopTraining as stop:
             stopped_by = stop.reason
@@ -475,8 +479,17 @@ class _Windows:
     of an epoch the used batches are drawn once more, which repeats every draw that ordered them, and thrown away.
     """
 
-    def __init__(self, batches: Batches, size: int, facts: Recorder, generators: Mapping[str, Any] | None) -> None:
-        self.batches, self.size, self.facts = batches, size, facts
+    def __init__(
+        self,
+        batches: Batches,
+        size: int,
+        device: torch.device,
+        facts: Recorder,
+        generators: Mapping[str, Any] | None,
+        *,
+        is_saved: bool,
+    ) -> None:
+        self.batches, self.size, self.device, self.facts, self.is_saved = batches, size, device, facts, is_saved
         self.generators = _generators_of(batches)
         self.generators |= {n: g for n, g in (generators or {}).items() if isinstance(g, torch.Generator)}
         self.n_examples = 0  # in the last window
@@ -490,19 +503,21 @@ class _Windows:
         """Whether the last window was the last of its epoch; False where the number of batches isn't known."""
         return 0 <= self._n_batches <= self.facts.batch
 
-    def __iter__(self) -> Iterator[list[Batch]]:
-        facts, now = self.facts, self._draws()
-        if facts.batch == 0:
-            self._epoch_start = now
-        else:
+    def __iter__(self) -> Iterator[Sequence[Batch]]:
+        facts, is_resumed = self.facts, self.facts.batch > 0
+        now = self._draws() if self.is_saved or is_resumed else {}  # takes a tenth of a millisecond
+        if is_resumed:
             self._set_draws(self._epoch_start)
+        else:
+            self._epoch_start = now
         source: Any = self.batches(facts.epoch) if _is_function(self.batches) else self.batches
         self._n_batches = operator.length_hint(source, -1)
         batches = iter(source)
-        if facts.batch:
+        if is_resumed:
             self._skip(batches)
             self._set_draws(now)
-        while window := [as_pair(batch) for batch in islice(batches, self.size)]:
+        pairs = map(self._moved, batches)
+        for window in zip(pairs) if self.size == 1 else iter(lambda: tuple(islice(pairs, self.size)), ()):
             facts.batch += len(window)
             self.n_examples = sum(map(n_examples, window))
             self._last_labels = window[-1][1]
@@ -514,6 +529,14 @@ class _Windows:
                 expected="at least one batch of (inputs, labels)",
                 fix="look at len(dataset), drop_last, and whether a generator was used up by the epoch before",
             )
+
+    def _moved(self, batch: Any) -> Batch:
+        """Return the batch as a pair on the device; quick for two tensors that are there already."""
+        if type(batch) in (tuple, list) and len(batch) == 2:
+            x, y = batch
+            if type(x) is Tensor and type(y) is Tensor and x.device == self.device == y.device:
+                return x, y
+        return to_device(as_pair(batch), self.device)
 
     def _skip(self, batches: Iterator[Any]) -> None:
         seen = 0
@@ -661,17 +684,10 @@ def _train_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-class _NoBar:
-    """Stands where a progress bar would be."""
-
-    def update(self) -> None: ...
-    def set_postfix(self, numbers: Mapping[str, float]) -> None: ...
-
-
 @contextmanager
 def _progress_bar(show: bool, data: _Windows, epochs: int, max_steps: int | None) -> Iterator[Any]:
     if not show:
-        yield _NoBar()
+        yield None
         return
     from tqdm.auto import tqdm  # late: in a notebook it brings ipywidgets
 
@@ -690,7 +706,8 @@ def _progress_bar(show: bool, data: _Windows, epochs: int, max_steps: int | None
 def _read(facts: Recorder, model: nn.Module, scaler: GradScaler | None, window: Sequence[Batch] = ()) -> None:
     """Read losses and norms, and refuse those that are inf or nan. ``window``: the batches of the one unread step."""
     first = len(facts.losses)
-    facts.read()
+    if facts.read():
+        return
     for index in range(first, len(facts.losses)):
         norm = facts.grad_norms[index]
         if not math.isfinite(facts.losses[index]):
