@@ -328,9 +328,9 @@ def main() -> None:
     for name in PRELOADED:
         import_module(name)
     zygote = Zygote(folder)
-    results.write(json.dumps({"ready": True}) + "\n")
-    results.flush()
     try:
+        results.write(json.dumps({"ready": True}) + "\n")
+        results.flush()
         for line in jobs:
             result = zygote.grade(json.loads(line))
             results.write(json.dumps(result) + "\n")

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks p
 QUICK = Allowance(seconds=60, cell_seconds=20, cpu_seconds=30, memory_bytes=2**30)
 # Somebody may be editing the course while this runs; what differing versions do is a test of its own.
 SAME = "from course_utils.tools.grading import cluster; cluster.course_digest = lambda: 'the same'"
-LATER = "import time; time.sleep(1)"  # so that a worker that is killed was in the middle of something
+LATER = "import time; time.sleep(0.5)"  # so that a worker that is killed was in the middle of something
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,7 +90,7 @@ def running() -> Iterator[Cluster]:
             yield made
         finally:
             made.end()
-            assert left_over(mark, wait_s=10) == []
+            assert left_over(mark, wait_s=40) == []
             assert list(Path(folder).glob("*/grade-*")) == []
 
 
@@ -104,7 +104,7 @@ def test_a_lost_worker_s_submissions_are_graded_elsewhere_and_each_counts_once(t
     for module in (cluster, grading):
         monkeypatch.setattr(module, "course_digest", lambda: "the same")
     both = {FIRST: right(FIRST), SECOND: right(SECOND)}
-    for name in ("ada", "bob", "cyd", "dan"):
+    for name in ("ada", "bob", "cyd"):
         put(tmp_path / "in", name, notebook(both, before=LATER))
     put(tmp_path / "in", "eve", notebook({FIRST: WRONG["no output at all"], SECOND: right(SECOND)}))
     put(tmp_path / "in", "fay", notebook({FIRST: "import os; os._exit(0)", SECOND: right(SECOND)}))
@@ -115,24 +115,23 @@ def test_a_lost_worker_s_submissions_are_graded_elsewhere_and_each_counts_once(t
 
     with running() as made:
         made.add_worker("one")
-        made.add_worker("two")
+        made.add_worker("two")  # the grading begins as soon as one of them is there; the other comes while it runs
 
         def on_grade(done: Grade) -> None:
             seen.append(done.student)
             if not killed and done.student != "gus":
                 killed.append(kill_a_busy_worker(made))
-                made.add_worker("three")
 
         result = grade(replace(options, dask=made.address), on_grade)
         assert len(killed) == 1
         assert made.processes[killed[0]].wait(10) != 0
         assert "zygote" not in " ".join(commands_of(made)), "workers that live on keep nothing of a run that has ended"
-    assert sorted(seen) == ["ada", "bob", "cyd", "dan", "eve", "fay", "gus"]
-    assert [item.points for item in result.grades] == [2, 2, 2, 2, 1, 1, 0]
-    alone = grade(replace(options, dask=None, jobs=2, out=tmp_path / "alone"))
+    assert sorted(seen) == ["ada", "bob", "cyd", "eve", "fay", "gus"]
+    assert [item.points for item in result.grades] == [2, 2, 2, 1, 1, 0]
+    alone = grade(replace(options, dask=None, jobs=1, out=tmp_path / "alone"))
     assert facts(alone) == facts(result)
     assert (tmp_path / "alone/grades.csv").read_text() == (tmp_path / "out/grades.csv").read_text()
-    assert grade(replace(options, dask="tcp://127.0.0.1:1")).reused == 7, "what is graded needs no cluster"
+    assert grade(replace(options, dask="tcp://127.0.0.1:1")).reused == 6, "what is graded needs no cluster"
 
 
 def kill_a_busy_worker(made: Cluster) -> str:
