@@ -169,7 +169,7 @@ def _check_whole(path: Path) -> None:
     try:
         with open(path, "rb") as file:
             start, is_zip = file.read(len(ZIP_START)), zipfile.is_zipfile(file)
-            damaged = zipfile.ZipFile(file).testzip() if is_zip else None
+            damaged = _damage(zipfile.ZipFile(file), path.stat().st_size) if is_zip else None
     except FileNotFoundError as error:
         raise CheckpointError(
             f"There is no checkpoint {path.name}.",
@@ -185,11 +185,11 @@ def _check_whole(path: Path) -> None:
             fix="check the path and its permissions",
         ) from error
     except Exception as error:  # zipfile raises several kinds on damaged headers
-        damaged = str(error)
+        damaged = f"a wrong header: {error}"
     if damaged is not None or (start == ZIP_START and not is_zip):
         raise CheckpointError(
             f"The checkpoint {path.name} is damaged.",
-            got=f"a wrong checksum or header: {damaged}" if damaged else "the end of the file is missing",
+            got=damaged or "the end of the file is missing",
             expected="every byte that was saved",
             fix="copy or download it again, or use an older checkpoint",
         )
@@ -200,6 +200,17 @@ def _check_whole(path: Path) -> None:
             expected="a file that checkpoints.save wrote",
             fix="check the path",
         )
+
+
+def _damage(archive: zipfile.ZipFile, size_bytes: int) -> str | None:
+    """Return what is wrong with a checkpoint's archive. Torch compresses nothing: a small file never holds much."""
+    parts = archive.infolist()
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        return "compressed parts, which nobody knows the size of before they are unpacked"
+    if sum(part.file_size for part in parts) > size_bytes:
+        return "parts that say they unpack to more than the file holds"
+    name = archive.testzip()
+    return None if name is None else f"a wrong checksum: {name}"
 
 
 def _format_of(content: Any) -> tuple[Any, int]:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from course_utils.errors import UsageError
@@ -108,15 +109,16 @@ class TrainConfig:
         try:
             tree = yaml.compose(text, Loader=yaml.SafeLoader)
             settings = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except Exception as error:  # beside YAMLError whatever its readers of dates, numbers and bytes raise
             raise UsageError(
                 "The settings are not valid YAML.", got=str(error), expected="lines like 'lr: 0.01'"
             ) from error
         if settings is None:
             return cls()
         if not isinstance(settings, dict):
-            raise UsageError("The settings are not a mapping.", got=settings, expected="lines like 'lr: 0.01'")
-        name, count = Counter(key.value for key, _ in tree.value).most_common(1)[0] if tree.value else ("", 0)
+            raise UsageError("The settings are not a mapping.", got=_short(settings), expected="lines like 'lr: 0.01'")
+        names = Counter(str(key.value) for key, _ in tree.value)
+        name, count = names.most_common(1)[0] if names else ("", 0)
         if count > 1:  # YAML would let the last one win, silently
             raise UsageError(f"The setting {name!r} is given {count} times.", fix="keep one of the lines")
         return cls.from_dict(settings)
@@ -138,7 +140,11 @@ class TrainConfig:
             raise UsageError(
                 f"The settings in {path} can't be read.", got=str(error), expected="a YAML file"
             ) from error
-        return cls.from_yaml(text)
+        try:
+            return cls.from_yaml(text)
+        except UsageError as error:
+            what = f"{Path(path).name}: {error.what}"
+            raise UsageError(what, got=error.got or None, expected=error.expected, fix=error.fix) from error
 
 
 def _typed(name: str, declared: str, value: object) -> object:
@@ -153,14 +159,24 @@ def _typed(name: str, declared: str, value: object) -> object:
     if kind == "int" and isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     if kind == "float" and isinstance(value, Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number with hundreds of digits
+            return math.inf
     words = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
     raise UsageError(
         f"The setting {name!r} has the wrong type.",
-        got=f"{value!r}, of type {type(value).__name__}",
+        got=f"{_short(value)}, of type {type(value).__name__}",
         expected=words[kind] + (", or None" if optional else ""),
         fix=_number_in_text(value, kind) if kind in ("int", "float") else "",
     )
+
+
+def _short(value: object) -> str:
+    """Return the beginning of a value: a few lines of YAML can mean a list of lists with millions of entries."""
+    shortener = Repr()
+    shortener.maxlevel, shortener.maxstring, shortener.maxother = 2, 80, 80
+    return shortener.repr(value)
 
 
 def _number_in_text(value: object, kind: str) -> str:

@@ -70,7 +70,7 @@ def read_image(path: str | Path) -> Tensor:
     try:
         with Image.open(path) as image:
             pixels = np.array(image.convert("L"))  # convert decodes: open reads the header alone
-    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
+    except Exception as error:  # PIL raises SyntaxError for a broken PNG, others for other damages and for huge images
         raise DataError(
             f"This image can't be read: {path.parent.name}/{path.name}",
             got=f"{path.stat().st_size if path.exists() else 0} bytes",

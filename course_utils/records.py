@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -191,9 +192,14 @@ class Recorder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.epoch, self.batch, self.first_step = state["epoch"], state["batch"], state["first_step"]
+        self.epoch, self.batch, self.first_step = (
+            operator.index(state[name]) for name in ("epoch", "batch", "first_step")
+        )
         self.losses, self.lrs = state["losses"].tolist(), state["lrs"].tolist()
         self.n_examples = state["n_examples"].tolist()
         self.grad_norms = [None if math.isnan(norm) else norm for norm in state["grad_norms"].tolist()]
-        self.skipped = list(state["skipped"])
+        self.skipped = [operator.index(step) for step in state["skipped"]]
         self.epochs = [Epoch(**fields) for fields in state["epochs"]]
+        lengths = {len(self.losses), len(self.lrs), len(self.n_examples), len(self.grad_norms)}
+        if len(lengths) > 1 or not 0 <= self.first_step <= len(self.losses):
+            raise ValueError(f"the lists of steps differ in length, or are shorter than step {self.first_step}")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from course_utils import paths
 from course_utils.errors import SourceError
@@ -59,13 +60,27 @@ def read_cells(path: Path) -> list[Cell]:
     """Return the cells of the source at ``path``.
 
     Raises:
-        SourceError: if the file has text before its first cell, or a header that can't be read.
+        SourceError: if the file is no text, has text before its first cell, or a header that can't be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = text_of_source(path).rstrip("\n").split("\n")  # as editors count: other line ends may stand in a string
     starts = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     _refuse_text_before_the_first_cell(path, lines[: starts[0]] if starts else lines)
     ends = [*starts[1:], len(lines)]
-    return [_cell(Path(path), start, lines[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return [_cell(Path(path), start, lines[start:end]) for start, end in zip(starts, ends, strict=False)]
+
+
+def text_of_source(path: Path) -> str:
+    """Return a source file's text.
+
+    Raises:
+        SourceError: if it is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{Path(path).name} is not text in UTF-8.", got=str(error), fix="save it as UTF-8, or get the file again."
+        ) from error
 
 
 def segments(cell: Cell) -> list[str | Blank]:
@@ -225,9 +240,9 @@ def _cell(path: Path, start: int, lines: list[str]) -> Cell:
     assert match is not None
     rest = match["rest"].strip()
     kind = "markdown" if rest.startswith("[markdown]") else "code"
-    options = {m["key"]: ast.literal_eval(m["value"]) for m in _OPTION.finditer(rest)}
+    options = _options(rest)
     unread = _OPTION.sub("", rest.removeprefix("[markdown]")).strip()
-    if unread or not header.startswith("# %%") or options.keys() - {"id", "tags", "exercise"}:
+    if options is None or unread or not header.startswith("# %%") or options.keys() - {"id", "tags", "exercise"}:
         raise SourceError(
             f"{path.name}:{start + 1}: this cell header can't be read.",
             got=header,
@@ -247,6 +262,17 @@ def _cell(path: Path, start: int, lines: list[str]) -> Cell:
         tags=tuple(options.get("tags", ())),
         exercise=options.get("exercise"),
     )
+
+
+def _options(rest: str) -> dict[str, Any] | None:
+    """Return the options of a header; None if one of them is no text, or the tags are no list of texts."""
+    try:
+        options = {m["key"]: ast.literal_eval(m["value"]) for m in _OPTION.finditer(rest)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    tags = options.get("tags", [])
+    texts = [*tags, *(value for key, value in options.items() if key != "tags")] if isinstance(tags, list) else [None]
+    return options if all(isinstance(text, str) for text in texts) else None
 
 
 def _markdown_line(path: Path, number: int, line: str) -> str:

@@ -20,6 +20,7 @@ from course_utils.sources import Cell, source_paths
 from course_utils.text import human_bytes, plural
 from course_utils.tools.edition import require
 from course_utils.tools.isolation import plain_surroundings
+from course_utils.tools.notebooks import shape_problem
 from course_utils.tools.outputs import MAX_NOTEBOOK_BYTES, OutputError, clean_outputs, incomplete
 from course_utils.tools.source import (
     EDITIONS,
@@ -306,10 +307,12 @@ def _orphans(folder: Path, sources: list[Path]) -> Iterator[Built]:
 
 
 def _read(path: Path) -> Notebook | None:
+    """Return a stored notebook; None if there is none, or if the file holds something else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    return None if shape_problem(notebook, with_ids=True) else notebook
 
 
 def _source_of(notebook: Notebook | None, id: str | None) -> str:

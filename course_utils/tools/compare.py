@@ -223,7 +223,7 @@ def _reports(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
         return {name: (folder / name, _json(folder / name / "report.json")) for name in names}
     except FileNotFoundError as error:
         what = f"it has no {Path(error.filename).relative_to(folder)}" if folder.is_dir() else "there is no such folder"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"its report.json can't be read ({type(error).__name__})"
     raise UsageError(
         f"{folder} holds no run that has ended: {what}.",

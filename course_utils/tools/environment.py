@@ -68,7 +68,7 @@ class Environment:
         """Return what was noted about this environment; empty if nothing was, or if the note is damaged."""
         try:
             noted = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return noted if isinstance(noted, dict) else {}
 

@@ -46,7 +46,7 @@ def load_plan(top: Path) -> tuple[list[RunOptions], bool]:
         return [_from_json(entry, top.resolve()) for entry in content["runs"]], bool(content["matrix"])
     except FileNotFoundError:
         reason = f"it has no {PLAN}" if top.is_dir() else "there is no such folder"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"its {PLAN} can't be read ({type(error).__name__})"
     raise UsageError(
         f"No run can be resumed in {top}: {reason}.",
@@ -104,7 +104,7 @@ def kept(job: Job, key: str) -> Outcome | None:
             return None
         cell = CellFacts(**entry["cell"]) if entry["cell"] else None
         return replace(Outcome(**{**entry, "cell": cell, "notes": tuple(entry["notes"])}), notebook=job.output)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

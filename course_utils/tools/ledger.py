@@ -103,7 +103,7 @@ def store_release(path: Path) -> list[Path]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         release, verdicts = entries[0]["torch"], {entry["id"]: entry["verdict"] for entry in entries}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path.name} holds no claims.", got=shorten(str(error), 80), fix="python3 course.py claims --json > FILE"
         ) from None

@@ -22,6 +22,7 @@ from course_utils.paths import NOTEBOOKS, ROOT, course_first
 from course_utils.text import did_you_mean
 from course_utils.tools import processes
 from course_utils.tools.edition import require
+from course_utils.tools.notebooks import shape_problem
 from course_utils.tools.outcomes import Notebook, source_of
 from course_utils.tools.supervision import Limits
 
@@ -123,12 +124,12 @@ def read_notebook(path: Path) -> Notebook:
     """
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        if all(cell["cell_type"] and "metadata" in cell and "source" in cell for cell in notebook["cells"]):
-            return notebook
-        reason = "a cell lacks its type, metadata or source"
-    except (ValueError, KeyError, TypeError) as error:
+        reason = shape_problem(notebook)
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-    raise UsageError(f"The file {path.name} is no notebook of format 4.", got=reason, fix="open it in JupyterLab.")
+    if reason:
+        raise UsageError(f"The file {path.name} is no notebook of format 4.", got=reason, fix="open it in JupyterLab.")
+    return notebook
 
 
 def check_parameters(path: Path, parameters: Mapping[str, Any], asked: set[str]) -> None:
@@ -158,7 +159,7 @@ def assigned_names(source: str) -> set[str]:
     """Return the names that a cell assigns at its top level; none if it is no Python."""
     try:
         body = ast.parse(source).body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     targets = [
         target

@@ -25,6 +25,7 @@ from course_utils.sources import (
     setup_code,
     solution_code,
     source_paths,
+    text_of_source,
 )
 from course_utils.text import did_you_mean, plural
 from course_utils.tools.merge import handed_out
@@ -129,7 +130,7 @@ def insert_ids(path: Path) -> list[str]:
     """Give every cell without an id one, made of its first words, in the source itself; return the new ids."""
     cells = read_cells(path)
     taken = {cell.id for cell in cells if cell.id}
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = text_of_source(path).split("\n")
     new = []
     for number, cell in enumerate(cells, start=1):
         if cell.id:
@@ -153,7 +154,12 @@ def agree_with_jupytext(path: Path) -> None:
     import jupytext
 
     ours = read_cells(path)
-    theirs = jupytext.reads(path.read_text(encoding="utf-8"), fmt=JUPYTEXT_FORMAT).cells
+    try:
+        theirs = jupytext.reads(text_of_source(path), fmt=JUPYTEXT_FORMAT).cells
+    except Exception as error:  # of a damaged header it raises whatever its readers of YAML and JSON do
+        raise SourceError(
+            f"{path.name} can't be read by jupytext.", got=str(error), fix="look at its first lines and cell headers."
+        ) from error
     for cell, other in zip(ours, theirs, strict=False):
         same = (cell.kind, cell.id or "", cell.text) == (
             other.cell_type,

@@ -139,7 +139,10 @@ def _has_parameters_then_setup(path: Path, cells: list[Cell]) -> Iterator[Source
 
 def _follows_the_anatomy(path: Path, cells: list[Cell]) -> Iterator[SourceError]:
     """Only the outline: a title first, a recap as the last heading. The rest is left to the author."""
-    if not cells or cells[0].kind != "markdown" or not cells[0].text.startswith("# "):
+    if not cells:
+        yield SourceError(f"{path.name}:1: there is no cell.", fix="start with a text cell: # 01 Tensors …")
+        return
+    if cells[0].kind != "markdown" or not cells[0].text.startswith("# "):
         yield SourceError(f"{path.name}:1: the lesson has no title.", fix="start with a text cell: # 01 Tensors …")
     headings = [
         (cell, line)

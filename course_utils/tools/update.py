@@ -15,6 +15,7 @@ from course_utils.paths import workspace, write_text
 from course_utils.text import plural
 from course_utils.tools import lab
 from course_utils.tools.merge import Notebook, merge
+from course_utils.tools.notebooks import shape_problem
 
 BACKUP = ".backup-"
 CARRIED = ".carried"
@@ -115,15 +116,15 @@ def _update_one(path: Path) -> Updated:
 
 def _read(content: bytes) -> Notebook:
     notebook: Any = json.loads(content.decode("utf-8-sig"))
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        raise ValueError("no cells")
+    if problem := shape_problem(notebook):
+        raise ValueError(problem)
     return notebook
 
 
 def _lesson_of(notebook: Notebook, path: Path) -> str | None:
     """Return the stem of the lesson: what the notebook says of itself, else what its name begins with."""
     stems = [lesson.stem for lesson in LESSONS]
-    said = (notebook.get("metadata") or {}).get("course", {}).get("lesson")
+    said = notebook.get("metadata", {}).get("course", {}).get("lesson")
     if said in stems:
         return said
     return next((stem for stem in stems if goes_by(stem, path.stem) or path.stem.startswith(stem)), None)

@@ -321,7 +321,7 @@ class Grader:
             process.stdin.flush()
             line = self._lines.get(timeout=options.allowance.seconds + GRACE_S)
             result = json.loads(line)
-        except (OSError, ValueError, queue.Empty):
+        except (OSError, ValueError, RecursionError, queue.Empty):
             self.end()
             return lost
         if self.is_wrapped and result["confined"]:
@@ -441,7 +441,7 @@ def _key(submission: Submission, options: GradeOptions) -> str:
 def _kept(path: Path) -> Grade | None:
     try:
         return Grade.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
