@@ -359,8 +359,10 @@ class KeepBest:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.value, self.epoch, self.waited = state["value"], state["epoch"], state["waited"]
-        self.weights = state["weights"]
+        self.value = None if state["value"] is None else float(state["value"])
+        self.epoch = None if state["epoch"] is None else operator.index(state["epoch"])
+        self.waited = operator.index(state["waited"])
+        self.weights = None if state["weights"] is None else dict(state["weights"])
 
 
 @contextmanager
@@ -573,8 +575,10 @@ class _Windows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put the generators where they were when the state was made."""
         _check_same_names("generators", expected=state["now"]["own"], got=self.generators)
-        self._epoch_start, self._expected_checksum = state["epoch_start"], state["labels"]
-        self._set_draws(state["now"])
+        self._epoch_start, self._expected_checksum = state["epoch_start"], operator.index(state["labels"])
+        for draws in (self._epoch_start, state["now"]):  # both, so that a damaged one is noticed here
+            if draws or self.facts.batch:
+                self._set_draws(draws)
 
 
 @contextmanager
@@ -631,8 +635,12 @@ def _restore(state: Mapping[str, Any], settings: Mapping[str, Any], saved: Mappi
             expected=f"also {', '.join(missing)}",
             fix="load its weights instead: model.load_state_dict(checkpoint['model'])",
         )
+    for name, ours in (("settings", settings), ("also", state["also"])):
+        if not isinstance(saved.get(name), Mapping):
+            raise _misfit(name, ours, f"a {type(saved.get(name)).__name__}")
     for name, value in settings.items():
-        if saved["settings"].get(name) != value:
+        kept = saved["settings"].get(name)
+        if not isinstance(kept, (int, float, str, type(None))) or kept != value:
             raise CheckpointError(
                 f"The run in the checkpoint had another {name}.",
                 got=f"{name}={value}",
@@ -647,17 +655,23 @@ def _restore(state: Mapping[str, Any], settings: Mapping[str, Any], saved: Mappi
     for name, part, content in pairs:
         try:
             part.load_state_dict(content)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"The checkpoint's {name} doesn't fit this run's {name}.",
-                got=str(error),
-                expected=f"the state of the same kind of {type(part).__name__}",
-                fix="build the run with the settings that the checkpoint was made with",
-            ) from error
+        except CheckpointError:
+            raise
+        except Exception as error:  # each part reads its own state, and a state of a wrong kind can raise anything
+            raise _misfit(name, part, str(error)) from error
+
+
+def _misfit(name: str, part: Any, got: str) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint's {name} doesn't fit this run's {name}.",
+        got=got,
+        expected=f"the state of the same kind of {type(part).__name__}",
+        fix="build the run with the settings that the checkpoint was made with",
+    )
 
 
 def _check_same_names(what: str, *, expected: Iterable[str], got: Iterable[str]) -> None:
-    expected, got = sorted(expected), sorted(got)
+    expected, got = sorted(map(str, expected)), sorted(got)
     if expected != got:
         raise CheckpointError(
             f"The run in the checkpoint had other {what}.",
