@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -45,6 +45,10 @@ JOIN_TRIES = 3
 NOT_JOINED = (
     "connectFullMesh"  # gloo's word where ranks could not connect; about one launch in a hundred, on busy machines
 )
+# PyTorch looks up the names of the loopback addresses that it connects, for its log. Where the name server's answer is
+# lost that takes 5 s, and where there is no network it gives a warning. So nobody is asked, and nothing told.
+NO_LOOKUPS = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+NO_NAME = b"hostname of the client socket cannot be retrieved"
 GRACE_S = 1.0  # for the others, after one rank has failed: their errors often say more
 POLL_S = 0.02
 LAST_LINES = 12  # of a failed rank's output, in the error
@@ -108,7 +112,7 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(world_size),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: rank 0 must not open another
     }
-    return env | _on_loopback()
+    return env | _on_loopback() | NO_LOOKUPS
 
 
 def _on_loopback() -> dict[str, str]:
@@ -189,7 +193,7 @@ def _launch_once(
     context = _context()
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         # Port 0: the system picks a free one, and nobody can take it before we do.
-        store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        store = _open_store()
         team = _Team(Path(folder), show)
         try:
             for rank in range(n_ranks):
@@ -199,6 +203,49 @@ def _launch_once(
         finally:
             team.end()
         return team.ends()
+
+
+def _open_store() -> dist.TCPStore:
+    """Open the store where ranks meet, on a free port, without asking for the name of any address."""
+    opened: list[dist.TCPStore] = []
+
+    def open_it() -> None:
+        opened.append(dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False))
+
+    with _environment(NO_LOOKUPS), _without(NO_NAME):
+        thread = threading.Thread(target=open_it)  # a new thread reads RES_OPTIONS anew
+        thread.start()
+        thread.join()
+    return opened[0]
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a block, but for those that somebody has set."""
+    absent = [name for name in values if name not in os.environ]
+    os.environ.update((name, values[name]) for name in absent)
+    try:
+        yield
+    finally:
+        for name in absent:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _without(text: bytes) -> Iterator[None]:
+    """Leave the lines with a text out of what libraries write to standard error in a block; the others come late."""
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            for line in held:
+                if text not in line:
+                    os.write(2, line)
 
 
 def _context() -> multiprocessing.context.BaseContext:
@@ -215,7 +262,8 @@ def warm_up() -> None:
     if _context().get_start_method() == "forkserver":
         from multiprocessing.forkserver import ensure_running
 
-        ensure_running()
+        with _environment(NO_LOOKUPS):
+            ensure_running()
 
 
 def cool_down() -> None:
@@ -272,7 +320,8 @@ class _Team:
         process = context.Process(target=_be_rank, args=(payload, settings, theirs), daemon=True)
         self.pipes.append(ours)
         self.processes.append(process)
-        process.start()
+        with _environment(NO_LOOKUPS):  # for the helper that forks, if it hasn't been started
+            process.start()
         theirs.close()
 
     def watch(self, timeout_s: float, grace_s: float) -> None:
@@ -500,7 +549,14 @@ def torchrun(
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
-        env = {**os.environ, **_on_loopback(), "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path(), "TMPDIR": folder}
+        env = {
+            **NO_LOOKUPS,
+            **os.environ,
+            **_on_loopback(),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": _python_path(),
+            "TMPDIR": folder,
+        }
         # Without it, ranks of the second start read addresses of the first: github.com/pytorch/pytorch/issues/135712
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         log = ["--tee=3", f"--log-dir={folder}"]

@@ -34,8 +34,7 @@ def group(timeout_s: float = TIMEOUT_S, backend: str = "gloo") -> Iterator[tuple
     """Join the process group for a block; gives the block (rank, number of ranks).
 
     Args:
-        timeout_s: how long a collective waits for the other ranks. Joining may take longer: on a busy machine it was
-            seen to stand still for 5 s.
+        timeout_s: how long a collective waits for the other ranks. Joining may take longer, on a busy machine.
         backend: ``gloo`` or ``nccl``.
     """
     dist.init_process_group(backend, timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))

@@ -156,6 +156,32 @@ def test_everything_stays_on_the_loopback_interface():
     assert words[-1] == "course_utils.ranks:hello"
 
 
+WITHOUT_NETWORK = """
+from course_utils.distributed import launch, torchrun
+from course_utils import ranks
+if __name__ == "__main__":
+    print(launch(ranks.hello, 2, show=True))
+    print(torchrun(ranks.hello, 2).readable)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes a network of its own with Linux's unshare")
+def test_without_a_network_nothing_is_said_of_names(tmp_path):
+    """PyTorch looks up the name of each loopback address; without a network that gave a line with the time of day."""
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_NETWORK)
+    words = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no network of one's own may be made here")
+    ended = subprocess.run(
+        [*words, sys.executable, script], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ended.stderr == ""
+    assert ended.stdout.count("I am rank 1 of 2") == 2, ended.stdout
+    assert "socket.cpp" not in ended.stdout
+
+
 def test_lines_of_torchrun_get_the_courses_mark():
     assert readable("[default1]:hello") == "[rank 1] hello"
     assert readable("[other]:hello") == "[other]:hello"
