@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
+from course_utils.datasets import Rows
 from course_utils.errors import DataError, ShapeError, UsageError
 from course_utils.paths import atomic_path, derived_data
 
@@ -70,9 +70,9 @@ class Digits:
             images = (images - self.mean) / self.std
         return images, self.labels[index].to(device, copy=True)
 
-    def as_dataset(self, *, normalise: bool = False) -> TensorDataset:
-        """Return the same numbers one example at a time, for ``DataLoader``: images (1, H, W), labels ()."""
-        return TensorDataset(*self.as_batch(normalise=normalise))
+    def as_dataset(self, *, normalise: bool = False) -> Rows:
+        """Return the same numbers as a dataset, for ``DataLoader``: images (1, H, W), labels ()."""
+        return Rows(*self.as_batch(normalise=normalise))
 
 
 class Splits(NamedTuple):
@@ -339,10 +339,9 @@ class Batches:
         The whole order is drawn all the same. The skipped batches are not made, so ``transform`` isn't called.
         """
         order = torch.arange(len(self.images)) if self.generator is None else self._shuffled()
-        order = order.to(self.images.device)
-        for batch in range(first, len(self)):
-            index = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            images, labels = self.images[index], self.labels[index]
+        rows = order.to(self.images.device).split(self.batch_size)
+        for index in rows[first : len(self)]:
+            images, labels = self.images.index_select(0, index), self.labels.index_select(0, index)
             yield images if self.transform is None else self.transform(images), labels
 
     def _shuffled(self) -> Tensor:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from course_utils.errors import DataError, UsageError
 
@@ -90,6 +91,57 @@ def write_image_folder(root: str | Path, images: Tensor, labels: Sequence[int] |
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[0].numpy()).save(folder / f"{number:04d}.png")
     return root
+
+
+class Rows(TensorDataset):
+    """A `TensorDataset` that a loader asks for a whole batch at once: the same batches for a fraction of the work.
+
+    ``DataLoader`` hands the indices of a batch to ``__getitems__``, which picks them from each tensor in one operation.
+    Its own collate function takes that as it is. Any other collate function sees what it always sees, a sequence of
+    examples.
+    """
+
+    def __getitems__(self, indices: Sequence[int]) -> Picked:
+        index = torch.as_tensor(indices)
+        try:  # half the time of tensor[index], which counts negative indices from the end
+            return Picked([tensor.index_select(0, index) for tensor in self.tensors])
+        except (IndexError, RuntimeError):  # negative, out of range, or tensors on another device
+            return Picked([tensor[index] for tensor in self.tensors])
+
+
+class Example(tuple):
+    """One example of `Rows`, a tuple of tensors. Its type tells PyTorch's collate function whose examples these are."""
+
+    __slots__ = ()
+
+
+class Picked(Sequence[Example]):
+    """The examples of one batch, in columns; each is cut out when somebody asks for it.
+
+    Args:
+        columns: tensors of shape (N, ...), all of one N.
+    """
+
+    def __init__(self, columns: Sequence[Tensor]) -> None:
+        self.columns = list(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Picked([column[index] for column in self.columns])
+        return Example(column[index] for column in self.columns)
+
+
+def _collate_examples(batch: Sequence[Example], **_: Any) -> list[Any]:
+    """Return the batch's columns; PyTorch calls this for a batch whose first element is an `Example`."""
+    if isinstance(batch, Picked):
+        return batch.columns
+    return [default_collate(column) for column in zip(*batch, strict=True)]
+
+
+default_collate_fn_map[Example] = _collate_examples
 
 
 class Draws(Dataset):

@@ -7,12 +7,15 @@ import time
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
 
+from course_utils.data import Batches
 from course_utils.datasets import (
     Costly,
     Counting,
     ImageFolder,
     Numbers,
+    Rows,
     Sequences,
     mask_of,
     pad,
@@ -116,3 +119,65 @@ def test_everything_can_be_pickled(tmp_path):
         ImageFolder(write_image_folder(tmp_path, IMAGES, [0] * 4)),
     ):
         pickle.loads(pickle.dumps(dataset))
+
+
+# --- whole batches at once
+
+X, Y = torch.randn(23, 1, 3, 2, generator=torch.Generator().manual_seed(0)), torch.arange(23)
+LOADERS = {
+    "in order": lambda data: DataLoader(data, 5),
+    "shuffled": lambda data: DataLoader(data, 5, shuffle=True, generator=torch.Generator().manual_seed(1)),
+    "without the short batch": lambda data: DataLoader(data, 5, drop_last=True),
+    "a part": lambda data: DataLoader(Subset(data, range(20, 3, -2)), 4),
+    "drawn with weights": lambda data: DataLoader(
+        data, 6, sampler=WeightedRandomSampler(range(23), 12, generator=torch.Generator().manual_seed(2))
+    ),
+    "one by one": lambda data: DataLoader(data, None),
+    "from the end": lambda data: DataLoader(data, batch_sampler=[[-1, 0], [-23, 22]]),
+    "a collate function of one's own": lambda data: DataLoader(
+        data,
+        4,
+        collate_fn=lambda examples: [torch.stack([x for x, _ in examples]), torch.stack([y for _, y in examples])],
+    ),
+    "a collate function that leaves some out": lambda data: DataLoader(
+        data, 4, collate_fn=lambda examples: torch.utils.data.default_collate([e for e in examples if e[1] % 2])
+    ),
+    "a collate function that looks at a few": lambda data: DataLoader(
+        data, 4, collate_fn=lambda examples: torch.utils.data.default_collate(examples[1:])
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+def test_rows_come_in_the_same_batches_as_from_pytorchs_dataset(make):
+    expected, got = list(make(TensorDataset(X, Y))), list(make(Rows(X, Y)))
+    assert len(got) == len(expected) > 1
+    for theirs, ours in zip(expected, got, strict=True):
+        assert type(theirs) is type(ours)
+        for a, b in zip(theirs, ours, strict=True):
+            assert torch.equal(a, b)
+            assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+
+
+def test_a_batch_of_rows_is_a_copy():
+    rows = Rows(X.clone(), Y.clone())
+    for x, _ in DataLoader(rows, 8):
+        x.zero_()
+    assert torch.equal(rows.tensors[0], X)
+
+
+def test_an_index_out_of_range_is_refused_as_by_pytorchs_dataset():
+    with pytest.raises(IndexError, match="23"):
+        Rows(X, Y).__getitems__([0, 23])
+
+
+def test_rows_in_a_worker_give_the_same_batches():
+    got = list(DataLoader(Rows(X, Y), 9, num_workers=1, multiprocessing_context="spawn"))
+    assert [y.tolist() for _, y in got] == [part.tolist() for part in Y.split(9)]
+
+
+def test_a_random_sampler_of_its_own_and_batches_agree_on_the_order():
+    sampler = RandomSampler(range(23), generator=torch.Generator().manual_seed(3))
+    loaded = DataLoader(Rows(X, Y), 5, sampler=sampler)
+    ours = Batches(X, Y, 5, torch.Generator().manual_seed(3))
+    assert [y.tolist() for _, y in loaded] == [y.tolist() for _, y in ours]
