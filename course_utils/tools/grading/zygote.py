@@ -8,6 +8,7 @@ since threads do not survive a fork.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -28,9 +29,10 @@ import psutil
 from course_utils.exercises.judge import evaluate
 from course_utils.exercises.registry import Exercise, exercises_of
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG, Outcome
-from course_utils.lessons import find_lesson
+from course_utils.lessons import LESSONS, find_lesson
 from course_utils.tools import processes
 from course_utils.tools.grading import confine
+from course_utils.tools.grading.answers import handed_out
 from course_utils.tools.grading.carry import Channel, Lost, Reader, stand_in
 from course_utils.tools.grading.confine import Allowance
 from course_utils.tools.grading.controls import control_states, controls_of
@@ -38,6 +40,7 @@ from course_utils.tools.grading.student import Student, quiet
 
 PRELOADED = ("numpy", "torch.nn.functional", "torch.utils.data", "sklearn.datasets", "torchvision")
 CALL_S = 30.0  # one call of a student's function
+CLOCK_PER_CPU = 3  # a cell may take so many times its processor time by the clock: other work shares the machine
 SAMPLE_S = 0.05
 WATCHFUL = 15  # steps of priority between who watches and who is watched
 REPORT_S = 2.0  # for the judge to write down what it knows after the student's process has ended
@@ -239,7 +242,8 @@ class Zygote:
     ) -> tuple[list[dict[str, Any]], str, int]:
         """Read the judge's report while watching clock, memory, processes and files; return it, the end, the peak."""
         text, how, peak = b"", "", 0
-        deadline, cell_since = started + allowance.seconds, started
+        meter = processes.Meter(student)
+        cell, cell_since, cpu_before = "(start)", started, 0.0
         while True:
             ready, _, _ = select.select([read_end], [], [], SAMPLE_S)
             if ready:
@@ -248,20 +252,23 @@ class Zygote:
                     break
                 text += part
                 if b'"cell"' in part:
-                    cell_since = time.monotonic()
+                    meter.sample()
+                    cell, cell_since, cpu_before = _last_cell(text), time.monotonic(), _cpu_seconds(meter)
                 continue
             if how:
                 continue
             # Counted first, and cheaply: looking at each of a thousand processes takes too long.
-            if (confine.count_apart() or 0) > allowance.processes:
+            if (confine.count_apart(student) or 0) > allowance.processes:
                 how = "too many processes"
                 _end_tree(student)
                 continue
-            meter = processes.Meter(student)
             meter.sample()
             memory = meter.memory_bytes + _own_bytes(student)
             peak = max(peak, memory)
-            if time.monotonic() > min(deadline, cell_since + allowance.cell_seconds):
+            now, used = time.monotonic(), _cpu_seconds(meter) - cpu_before
+            # Processor time first: how much else the machine does must decide no grade.
+            is_slow = used > allowance.cell_seconds or now > cell_since + CLOCK_PER_CPU * allowance.cell_seconds
+            if now > started + allowance.seconds or (is_slow and cell):  # with no cell: the controls, which are ours
                 how = "timeout"
             elif os.getppid() != self.parent:
                 how = "abandoned"  # who asked was killed: nobody wants the result
@@ -275,7 +282,7 @@ class Zygote:
                 _end_tree(student)
         lines = []
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 lines.append(json.loads(line))
         return lines, how, peak
 
@@ -284,6 +291,23 @@ def _end_tree(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # with it, its name space and all processes there
     processes.end_below(os.getpid())
+
+
+def _last_cell(text: bytes) -> str:
+    """Return the cell that the judge's report names last, empty for the controls."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            return str(json.loads(line)["cell"])
+    return ""
+
+
+def _cpu_seconds(meter: processes.Meter) -> float:
+    """Return the processor time of the student's process and of all that it started."""
+    try:
+        times = psutil.Process(meter.pid).cpu_times()
+    except psutil.Error:
+        return meter.cpu_seconds
+    return meter.cpu_seconds + times.user + times.system
 
 
 def _own_bytes(pid: int) -> int:
@@ -319,14 +343,29 @@ def _best(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(best.values())
 
 
+def imported_by_lessons() -> list[str]:
+    """Return the modules that the lessons' set-up cells import, so that no submission has to wait for them."""
+    found: dict[str, None] = {}
+    for lesson in LESSONS:
+        with contextlib.suppress(ValueError, KeyError, SyntaxError):
+            for piece in handed_out(lesson.stem).setup:
+                for node in ast.walk(ast.parse(piece.code)):
+                    if isinstance(node, ast.Import):
+                        found |= dict.fromkeys(alias.name for alias in node.names)
+                    elif isinstance(node, ast.ImportFrom) and node.module:
+                        found[node.module] = None
+    return list(found)
+
+
 def main() -> None:
     """Grade jobs until standard input ends."""
     folder = Path(sys.argv[1])
     jobs, results = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     sink = os.open(os.devnull, os.O_RDWR)
     os.dup2(sink, 0), os.dup2(2, 1)
-    for name in PRELOADED:
-        import_module(name)
+    for name in (*PRELOADED, *imported_by_lessons()):
+        with contextlib.suppress(ImportError):
+            import_module(name)
     zygote = Zygote(folder)
     try:
         results.write(json.dumps({"ready": True}) + "\n")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from course_utils.paths import ROOT
-from course_utils.tools.grading import confine
+from course_utils.tools.grading import confine, zygote
 from course_utils.tools.grading import grade as grading
 from course_utils.tools.grading.confine import Allowance
 from course_utils.tools.grading.grade import Grade, GradeOptions, Grader, grade
@@ -24,7 +25,7 @@ from tests.tools.grading.class_of import FIRST, HERE, LESSON, SECOND, notebook, 
 from tests.tools.grading.hostile import CHEATS, VIOLENT, WRONG
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks processes")
-QUICK = Allowance(seconds=40, cell_seconds=6, cpu_seconds=30, memory_bytes=2**30)
+QUICK = Allowance(seconds=90, cell_seconds=4, cpu_seconds=30, memory_bytes=2**30)
 BOTH = {FIRST: right(FIRST), SECOND: right(SECOND)}
 
 
@@ -58,6 +59,10 @@ def test_right_answers_count_blanks_do_not(grader, tmp_path):
     assert found.status == "graded"
     assert found.points == 3
     assert found.max_points == len(found.exercises)
+    # Everything is imported before the fork, and no thread was started by it: none would survive.
+    assert "matplotlib.pyplot" in zygote.imported_by_lessons()
+    if sys.platform.startswith("linux"):
+        assert psutil.Process(grader.process.pid).num_threads() == 1
 
 
 SURROUNDINGS = {
@@ -172,7 +177,7 @@ def test_a_notebook_is_bounded_and_harms_no_other_when_it(grader, tmp_path, name
         assert SECOND in passed(found), (found.status, found.notes)
     after = graded(grader, tmp_path, notebook(BOTH))
     assert passed(after) == {FIRST, SECOND}, "the next student is graded as ever"
-    left = [p for p in psutil.process_iter() if p.pid not in before and "zygote" in " ".join(_line(p))]
+    left = [p for p in psutil.process_iter() if p.pid not in before and str(grader.folder) in _line(p)]
     assert len(left) <= 1
 
 
@@ -211,6 +216,11 @@ for name, action in dict(
     (item,) = [item for item in found.exercises if item["id"] == FIRST]
     assert "nothing" in item["message"]
     assert victim.read_text() == "precious"
+
+
+def test_processes_of_other_notebooks_are_not_counted():
+    assert confine.count_apart(os.getpid()) is None  # it has no name space of its own
+    assert confine.count_apart(2**22 + 1) is None  # nobody has this number
 
 
 # The run as a whole
