@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -199,6 +201,31 @@ def test_forgotten_return_is_named():
 def test_a_check_that_looks_at_nothing_is_a_fault_of_the_course():
     with pytest.raises(AssertionError, match="looked at nothing"):
         outcome_of(1, exercise_with(lambda answer, inputs: iter(())))
+
+
+def test_what_a_failed_answer_held_is_freed_at_once():
+    """Later its warning would meet whatever runs then, in the notebook of the learner or in another test."""
+    held = []
+
+    async def body() -> bytes:
+        return b""
+
+    def forgets_to_await():
+        waiting = body()
+        held.append(weakref.ref(waiting))
+        try:
+            return len(waiting)
+        except TypeError as error:
+            kept = ValueError("a circle: the error holds the frame that holds the error")
+            raise kept from error
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert outcome_of(forgets_to_await).state == WRONG
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_output_and_warnings_of_the_answer_are_thrown_away(capsys):
