@@ -379,6 +379,7 @@ def test_command(pytest_args: tuple[str, ...]) -> None:
     """Run the tests; PYTEST_ARGS go to pytest as they are, such as -k seeding or tests/test_data.py.
 
     --faults runs the whole fault campaign, which breaks the course on purpose; a usual run has a sample of it.
+    --browser works through every lesson in JupyterLab with Chromium; a usual run does so with one lesson.
     """
     from course_utils.tools import testing
 

@@ -13,21 +13,25 @@ from course_utils.tools.environment import wait_for
 # Tests run kernels and training side by side: with a thread per core each, they would slow one another down many
 # times over. A person who sets these keeps their value.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-FAULTS = "--faults"
+# Ours: a mark of tests of which a usual run has a sample, and the variable that asks for all of them.
+WHOLE = {"--faults": ("faults", "COURSE_FAULTS"), "--browser": ("browser", "COURSE_BROWSER")}
 EXIT_CODES = {0: 0, 1: 1, 2: 130, 5: 1}  # pytest's to ours: passed, failed, interrupted, no test selected
 
 
 def run_tests(args: Sequence[str] = ()) -> int:
     """Run pytest on the checkout and return the course's exit code; ``args`` go to pytest as they are.
 
-    Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout. ``--faults`` is
-    ours: it runs the whole fault campaign, of which a usual run has a sample.
+    Paths in ``args`` are meant from the folder in which the command was typed, or from the checkout. Two are ours:
+    ``--faults`` runs the whole fault campaign, ``--browser`` works through every lesson in a browser; of both, a usual
+    run has a sample.
     """
     require(ROOT / "tests", "tests")
     words, env = list(args), environment_for_tests(os.environ)
-    if FAULTS in words:
-        words = ["-m", "faults", *(word for word in words if word != FAULTS)]
-        env |= {"COURSE_FAULTS": "whole"}
+    asked = [option for option in WHOLE if option in words]
+    if asked:
+        marks = " or ".join(WHOLE[option][0] for option in asked)
+        words = ["-m", marks, *(word for word in words if word not in WHOLE)]
+        env |= {WHOLE[option][1]: "whole" for option in asked}
     command = [sys.executable, "-m", "pytest", *map(resolved, words)]
     os.chdir(ROOT)  # where pytest looks for its settings and for tests/
     return EXIT_CODES.get(wait_for(command, env), 2)

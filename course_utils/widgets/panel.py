@@ -154,10 +154,12 @@ def _live(widget: Widget) -> dict[str, Any]:
 def _as_html(picture: bytes | str, description: str) -> str:
     words = escape(shorten(description, ALT_WIDTH))
     if isinstance(picture, str):
-        return f'<div role="img" aria-label="{words}">{picture}</div>'
+        fitting = picture.replace("<svg ", '<svg style="max-width:100%;height:auto" ', 1)  # in a narrow window
+        return f'<div role="img" aria-label="{words}">{fitting}</div>'
     data = base64.b64encode(picture).decode()
     return f'<img alt="{words}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
 
 def _as_pre(text: str) -> str:
-    return f'<pre style="margin:4px 0;line-height:1.35">{escape(text)}</pre>'
+    # white-space: a table that is wider than the window is scrolled; broken lines would tear its columns apart.
+    return f'<pre style="margin:4px 0;line-height:1.35;white-space:pre;overflow-x:auto">{escape(text)}</pre>'

@@ -6,6 +6,7 @@ first control of its explorer by one key and keeps the screenshot that the READM
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_utils.paths import ROOT, write_text
+from course_utils.paths import NOTEBOOKS, ROOT, write_text
+from tests.browser.page_checks import FAINT_TEXT, FOCUSED, TOO_WIDE
 
-START_S, RUN_S, REDRAW_S = 60.0, 180.0, 20.0
-PAGE = {"width": 1280, "height": 1040}  # CSS pixels
+START_S, RUN_S, REDRAW_S, ACTION_S = 180.0, 400.0, 30.0, 60.0  # a machine may be busy with other tests
+WIDE, NARROW = 1280, 800  # CSS pixels
+PAGE = {"width": WIDE, "height": 1040}
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_OPTIONS = (
     "--no-sandbox",  # in containers, where root is the usual user
@@ -34,8 +37,19 @@ CHROMIUM_OPTIONS = (
     "--disable-sync",
     "--no-first-run",
 )
-CONTROL = ".jp-OutputArea .widget-slider .noUi-handle, .jp-OutputArea .widget-dropdown select"
+CONTROLS = ", ".join(
+    f".jp-OutputArea {kind}"
+    for kind in (
+        ".widget-slider .noUi-handle",
+        ".widget-dropdown select",
+        ".widget-checkbox input",
+        ".widget-text input",
+    )
+)
 PICTURE = ".jp-OutputArea .jupyter-widgets img, .jp-OutputArea .jupyter-widgets svg"
+NUMBERS = ".jp-OutputArea .jupyter-widgets pre"
+ERROR = '.jp-OutputArea [data-mime-type="application/vnd.jupyter.error"]'
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 
 
 def chromium() -> str | None:
@@ -45,32 +59,195 @@ def chromium() -> str | None:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What happened in the browser.
+class Moved:
+    """What one control of an explorer did when a key moved it."""
+
+    control: str
+    picture: bool
+    numbers: bool
+
+
+class Visit:
+    """A lesson that is open in a browser.
 
     Args:
-        executed: code cells that have run, as JupyterLab numbers them.
-        errors: texts of error outputs.
-        before: the explorer's picture as it came (its source).
-        after: the picture after the arrow keys.
-        numbers: the explorer's text after the arrow keys.
+        page: Playwright's page with JupyterLab in it.
+        lesson: stem such as ``01_tensors``.
     """
 
-    executed: int
-    errors: list[str]
-    before: str
-    after: str
-    numbers: str
+    def __init__(self, page: Any, lesson: str) -> None:
+        self.page = page
+        self.notebook = json.loads((NOTEBOOKS / f"{lesson}.ipynb").read_text(encoding="utf-8"))
+        self._places = {cell["id"]: place for place, cell in enumerate(self.notebook["cells"])}
+        page.set_default_timeout(ACTION_S * 1e3)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=START_S * 1e3)
+        # The status bar, not the notebook's own sign: that one says idle before there is a kernel.
+        page.wait_for_selector("text=/Python 3 .*\\| Idle/", timeout=START_S * 1e3)
+
+    # Cells
+
+    def ids(self, tag: str) -> list[str]:
+        """Return the ids of the cells with a tag, in order."""
+        return [cell["id"] for cell in self.notebook["cells"] if tag in cell["metadata"].get("tags", [])]
+
+    def cell_with(self, source: str) -> str:
+        """Return the id of the last cell with exactly this source."""
+        return [cell["id"] for cell in self.notebook["cells"] if "".join(cell["source"]).strip() == source][-1]
+
+    def cell(self, id: str) -> Any:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(self._places[id])
+
+    def output(self, id: str) -> str:
+        """Return the text below a cell."""
+        return self.cell(id).locator(".jp-Cell-outputArea").inner_text()
+
+    def run(self, id: str, code: str | None = None) -> None:
+        """Run a cell, with ``code`` in place of what stands in it if given, and wait until it has ended."""
+        editor = self.cell(id).locator(".cm-content")
+        editor.scroll_into_view_if_needed()
+        editor.click()
+        if code is not None:
+            self.page.keyboard.press("Control+a")
+            self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("Control+Enter")
+        self.wait_until_idle()
+
+    def run_all(self) -> None:
+        self.page.get_by_role("menuitem", name="Run", exact=True).click()
+        self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        self.wait_until_idle()
+
+    def restart_and_run_all(self) -> None:
+        self.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+        self.page.get_by_role("menuitem", name="Restart Kernel and Run All Cells…", exact=True).click()
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+        self.page.wait_for_selector(".jp-Dialog", state="detached")
+        self.page.wait_for_timeout(1000)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until no cell is running or waiting, seen several times in a row."""
+        deadline, calm = time.monotonic() + RUN_S, 0
+        while calm < 4:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the lesson was still running after {RUN_S:.0f} s")
+            self.page.wait_for_timeout(250)
+            waiting = self.page.locator(".jp-InputPrompt").filter(has_text="[*]").count()
+            status = self.page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
+            calm = calm + 1 if waiting == 0 and status == "idle" else 0
+
+    def executed(self) -> int:
+        """Return how many code cells have a number."""
+        prompts = self.page.locator(".jp-CodeCell .jp-InputPrompt")
+        return prompts.filter(has_text=re.compile(r"\[\d+\]")).count()
+
+    def errors(self) -> list[str]:
+        """Return the texts of error outputs."""
+        return self.page.locator(ERROR).all_inner_texts()
+
+    # Explorers
+
+    def controls(self, id: str) -> Any:
+        return self.cell(id).locator(CONTROLS)
+
+    def shown(self, id: str) -> tuple[str, str]:
+        """Return an explorer's picture (an image's data, or a drawing's markup) and its text."""
+        picture, numbers = self.cell(id).locator(PICTURE).first, self.cell(id).locator(NUMBERS).last
+        source = picture.evaluate("element => element.tagName === 'IMG' ? element.src : element.outerHTML")
+        return source, numbers.inner_text()
+
+    def move(self, id: str, number: int, keys: int = 1, *, back: bool = False) -> Moved:
+        """Move one control of an explorer by the keyboard, ``keys`` steps, and see what follows.
+
+        With ``back``, a slider or a menu is put back afterwards, so that the next control meets what a reader meets.
+        """
+        control = self.controls(id).nth(number)
+        self.bring_into_view(id, number)
+        before = self.shown(id)
+        control.focus()
+        kind = control.evaluate("e => e.tagName === 'DIV' ? 'slider' : e.tagName === 'SELECT' ? 'select' : e.type")
+        if kind == "checkbox":
+            self.page.keyboard.press("Space")
+        elif kind == "text":
+            for key in ("End", "Backspace", "Enter"):
+                self.page.keyboard.press(key)
+        else:
+            last = "e => e.tagName === 'SELECT' ? e.selectedIndex === e.length - 1 : e.ariaValueNow === e.ariaValueMax"
+            key = "ArrowLeft" if control.evaluate(last) else "ArrowRight"
+            for _ in range(keys):
+                self.page.keyboard.press(key)
+        after = self.wait_for_redraw(id)
+        if back and kind in ("slider", "select"):
+            control.focus()
+            for _ in range(keys):
+                self.page.keyboard.press("ArrowRight" if key == "ArrowLeft" else "ArrowLeft")
+            self.wait_until_idle()
+        row = control.evaluate("e => e.closest('.widget-inline-hbox').innerText").split("\n")[0].strip()
+        return Moved(f"{kind} {row!r}", before[0] != after[0], before[1] != after[1])
+
+    def wait_for_redraw(self, id: str) -> tuple[str, str]:
+        """Return what an explorer shows once the kernel is idle and nothing changes any more."""
+        deadline, seen, still = time.monotonic() + REDRAW_S, self.shown(id), 0
+        while still < 2 and time.monotonic() < deadline:
+            self.wait_until_idle()
+            now = self.shown(id)
+            still = still + 1 if now == seen else 0
+            seen = now
+        return seen
+
+    def reached_by_keyboard(self, id: str, presses: int = 60) -> set[int]:
+        """Return which controls of a cell the Tab key leads to, from the cell itself."""
+        controls = self.controls(id).element_handles()
+        self.cell(id).focus()
+        reached: set[int] = set()
+        for _ in range(presses):
+            self.page.keyboard.press("Tab")
+            reached.add(self.page.evaluate(FOCUSED, controls))
+            if len(reached - {-1}) == len(controls):
+                break
+        return reached - {-1}
+
+    def bring_into_view(self, id: str, number: int = 0) -> None:
+        show = "element => element.closest('.jp-OutputArea').scrollIntoView({block: 'center'})"
+        self.controls(id).nth(number).evaluate(show)
+        self.page.wait_for_timeout(300)
+
+    # The look
+
+    def use_theme(self, name: str) -> None:
+        """Choose a theme in the command palette, by keyboard."""
+        self.page.keyboard.press("Control+Shift+c")
+        self.page.locator(".lm-CommandPalette-input").first.wait_for()
+        self.page.keyboard.type(f"Theme: {name}")
+        self.page.wait_for_timeout(800)
+        self.page.keyboard.press("Enter")
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        self.page.keyboard.press("Escape")
+        self.page.wait_for_timeout(500)
+
+    def use_width(self, pixels: int) -> None:
+        self.page.set_viewport_size({"width": pixels, "height": PAGE["height"]})
+        self.page.wait_for_timeout(800)
+
+    def hide_files(self) -> None:
+        """Give the lesson the room of the file browser, as its own shortcut does."""
+        self.page.keyboard.press("Control+b")
+        self.page.wait_for_timeout(500)
+
+    def faint_text(self) -> list[Any]:
+        return self.page.evaluate(FAINT_TEXT)
+
+    def too_wide(self) -> list[Any]:
+        return self.page.evaluate(TOO_WIDE)
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=str(path))
 
 
-def visit(lesson: str, screenshot: Path | None = None, keys: int = 12) -> Seen:
-    """Open ``lesson`` in JupyterLab, run all cells, move its first control by keyboard, and look.
-
-    Args:
-        lesson: stem such as ``01_tensors``; its learner edition must be built.
-        screenshot: where to keep a picture of the page, with the explorer in sight.
-        keys: how often the right arrow is pressed; in a menu, how many options further down.
-    """
+@contextmanager
+def open_lesson(lesson: str) -> Iterator[Visit]:
+    """Open a lesson's learner edition in JupyterLab on a workspace of its own; everything ends with the block."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, running_lab(lesson, Path(folder)) as address, sync_playwright() as p:
@@ -78,80 +255,9 @@ def visit(lesson: str, screenshot: Path | None = None, keys: int = 12) -> Seen:
         try:
             page = browser.new_page(viewport=PAGE)
             page.goto(address, wait_until="domcontentloaded", timeout=START_S * 1e3)
-            return _work_through(page, screenshot, keys)
+            yield Visit(page, lesson)
         finally:
             browser.close()
-
-
-def _work_through(page: Any, screenshot: Path | None, keys: int) -> Seen:
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=START_S * 1e3)
-    # The status bar, not the notebook's own sign: that one says idle before there is a kernel.
-    page.wait_for_selector("text=/Python 3 .*\\| Idle/", timeout=START_S * 1e3)
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    _wait_until_idle(page)
-    control = page.locator(CONTROL).first
-    _bring_into_view(page, control)
-    picture = page.locator(PICTURE).first
-    before = _source(picture)
-    _move(page, control, keys)
-    deadline = time.monotonic() + REDRAW_S
-    while _source(picture) == before and time.monotonic() < deadline:
-        page.wait_for_timeout(100)
-    page.wait_for_timeout(1000)  # the last of the redraws
-    if screenshot is not None:
-        page.keyboard.press("Control+b")  # the file browser makes room for the lesson
-        page.wait_for_timeout(500)
-        _bring_into_view(page, control)
-        page.wait_for_timeout(500)
-        screenshot.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(screenshot))
-    numbers = page.locator(".jp-OutputArea .jupyter-widgets pre").first
-    return Seen(
-        executed=page.locator(".jp-CodeCell .jp-InputPrompt").filter(has_text=re.compile(r"\[\d+\]")).count(),
-        errors=page.locator('.jp-OutputArea [data-mime-type="application/vnd.jupyter.error"]').all_inner_texts(),
-        before=before,
-        after=_source(picture),
-        numbers=numbers.inner_text(),
-    )
-
-
-def _move(page: Any, control: Any, keys: int) -> None:
-    """Move a slider by arrow keys, or choose the option that stands so much further down in a menu."""
-    if control.evaluate("element => element.tagName") == "SELECT":  # JupyterLab keeps the arrow keys for itself there
-        control.select_option(index=control.evaluate("element => element.selectedIndex") + keys)
-        return
-    control.focus()
-    for _ in range(keys):
-        page.keyboard.press("ArrowRight")
-
-
-def _wait_until_idle(page: Any) -> None:
-    """Wait until no cell is running or waiting, seen twice in a row."""
-    deadline, calm = time.monotonic() + RUN_S, 0
-    while calm < 3:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the lesson was still running after {RUN_S:.0f} s")
-        page.wait_for_timeout(500)
-        waiting = page.locator(".jp-InputPrompt").filter(has_text="[*]").count()
-        status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
-        calm = calm + 1 if waiting == 0 and status == "idle" else 0
-
-
-def _bring_into_view(page: Any, target: Any) -> None:
-    """Scroll the notebook until the target exists (cells far away are not drawn) and is in sight."""
-    cells = page.locator(".jp-Notebook .jp-Cell")
-    for index in range(cells.count()):
-        if target.count():
-            break
-        cells.nth(index).scroll_into_view_if_needed()
-        page.wait_for_timeout(50)
-    target.evaluate("element => element.closest('.jp-OutputArea').scrollIntoView({block: 'center'})")
-
-
-def _source(picture: Any) -> str:
-    """Return an image's data, or a drawing's markup."""
-    return picture.evaluate("element => element.tagName === 'IMG' ? element.src : element.outerHTML")
 
 
 @contextmanager
@@ -223,7 +329,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def main(lesson: str, path: str, keys: str, theme: str = LIGHT) -> None:
+    """Keep a screenshot of a lesson's first explorer, its first control moved by so many keys."""
+    with open_lesson(lesson) as visit:
+        visit.run_all()
+        (explorer, *_) = visit.ids("explorer")
+        moved = visit.move(explorer, 0, int(keys))
+        if theme != LIGHT:
+            visit.use_theme(theme)
+        visit.hide_files()
+        visit.bring_into_view(explorer)
+        visit.page.wait_for_timeout(1000)
+        visit.screenshot(Path(path))
+        print(f"{visit.executed()} cells ran, errors: {visit.errors() or 'none'}, {moved}")
+
+
 if __name__ == "__main__":
-    seen = visit(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
-    print(f"{seen.executed} cells ran, errors: {seen.errors or 'none'}, picture changed: {seen.before != seen.after}")
-    print(seen.numbers)
+    main(*sys.argv[1:])

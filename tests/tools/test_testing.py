@@ -45,6 +45,14 @@ def test_faults_is_the_whole_campaign(calls):
     assert "COURSE_FAULTS" not in calls[1][1]
 
 
+def test_browser_is_every_lesson_and_goes_with_faults(calls):
+    testing.run_tests(["--browser"])
+    testing.run_tests(["--browser", "--faults", "-x"])
+    assert [command[3:] for command, _ in calls] == [["-m", "browser"], ["-m", "faults or browser", "-x"]]
+    assert calls[0][1]["COURSE_BROWSER"] == "whole"
+    assert "COURSE_FAULTS" not in calls[0][1]
+
+
 @pytest.mark.parametrize(("pytests", "ours"), [(0, 0), (1, 1), (2, 130), (3, 2), (4, 2), (5, 1), (-9, 2)])
 def test_pytests_exit_code_becomes_the_courses(pytests, ours, calls, monkeypatch):
     monkeypatch.setenv("PYTEST_CODE", str(pytests))

@@ -157,3 +157,8 @@ def test_a_figure_is_closed_so_that_the_cell_does_not_show_it_twice(outputs):
     explore(with_pyplot, height=Slider("height", 0.0, 1.0, 0.5, 0.1))
     controls_of(outputs[0])[0].value = 0.6
     assert plt.get_fignums() == before
+
+
+def test_in_a_narrow_window_a_drawing_shrinks_and_a_table_is_scrolled():
+    assert '<svg style="max-width:100%;height:auto" xmlns' in panel._as_html(SVG.format(3), "a circle")
+    assert "white-space:pre;overflow-x:auto" in panel._as_pre("a  b")
