@@ -5,6 +5,7 @@ Pure functions on plain data. A notebook is the dictionary that its file holds.
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ def judge(ending: Ending, notebook: Notebook | None, *, name: str, edition: str,
         error=_fill(sentence, ending, cell) or None,
         cell=cell,
         traceback=ending.traceback or ending.log,
-        notes=_notes(ending),
+        notes=(*_notes(ending), *_lost_classes(notebook, ending)),
         cells_run=len(run),
         cells_total=len(cells),
         notebook=path if notebook is not None else None,
@@ -191,6 +192,23 @@ def exit_text(code: int | None) -> str:
         name = f"number {-code}"
     hint = {"SIGKILL": "; often the machine was out of memory", "SIGSEGV": "; compiled code crashed"}.get(name, "")
     return f"signal {name}{hint}"
+
+
+# What a process that was started afresh writes when it is given something that a cell defined.
+_NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)' on <module '__main__'")
+
+
+def _lost_classes(notebook: Notebook | None, ending: Ending) -> tuple[str, ...]:
+    """Return the note about classes and functions that worker processes looked for in vain."""
+    outputs = [output for _, cell in code_cells(notebook or {}) for output in cell.get("outputs", [])]
+    texts = ["".join(output.get("text", "")) for output in outputs] + [ending.traceback, ending.log]
+    names = dict.fromkeys(name for text in texts for name in _NOT_IN_MAIN.findall(text))
+    if not names:
+        return ()
+    return (
+        f"A process that was started afresh (spawn) can't find {', '.join(names)}, which a cell defines: such a "
+        "process imports modules and knows no cells. Move it to a .py file and import it, or use num_workers=0.",
+    )
 
 
 def _notes(ending: Ending) -> tuple[str, ...]:
