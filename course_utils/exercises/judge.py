@@ -108,8 +108,7 @@ def standard_settings() -> Iterator[None]:
     neither may decide another exercise.
     """
     dtype, device, threads = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = _deterministic_mode()
     has_anomaly_mode = torch.is_anomaly_enabled()
     try:
         torch.set_default_dtype(torch.float32)
@@ -121,8 +120,16 @@ def standard_settings() -> Iterator[None]:
         _set_default_device(device)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if (
+            _deterministic_mode() != deterministic
+        ):  # not always: the call imports PyTorch's compiler, which takes a second
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         torch.autograd.set_detect_anomaly(has_anomaly_mode)
+
+
+def _deterministic_mode() -> tuple[bool, bool]:
+    """Return whether only deterministic algorithms may be used, and whether others only warn."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _set_default_device(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import warnings
 import weakref
@@ -341,3 +342,13 @@ def test_a_function_that_forgets_its_return_is_told_so():
     assert outcome_of(forgets, exercise).miss.hint == MSG_RETURNS_NONE
     assert outcome_of(gives_none_on_purpose, exercise).miss.hint == "about seven"
     assert outcome_of(lambda x: x + 1, exercise).miss.hint == "about seven"
+
+
+def test_a_check_does_not_load_the_compiler():
+    """It is a second that a learner would wait at the first check of each lesson."""
+    program = (
+        "import sys; from course_utils import check, hint; check('tensors.energy', lambda x: x); hint('tensors.energy');"
+        "print(sorted({'torch._inductor', 'torch._dynamo', 'sympy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
