@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from benchmarks import measure
+from benchmarks.grading import grading
 from benchmarks.results import FILE, Result, as_text, machine, save
 
 Group = Callable[[int], Iterator[Result]]
@@ -17,6 +18,7 @@ GROUPS: dict[str, tuple[Group, int]] = {  # with how often each is measured
     "starts": (measure.starts, 9),
     "digits": (measure.digits, 5),
     "lessons": (measure.lessons, 3),
+    "grading": (grading, 3),
 }
 
 
