@@ -33,6 +33,7 @@ from course_utils.tools.source import (
     notebook_path,
     unlike_blanks,
 )
+from course_utils.tools.texts import write_catalogue
 
 CELL_TIMEOUT_S = 300
 START_TIMEOUT_S = 120  # a kernel under load on a cold disk
@@ -83,7 +84,8 @@ def build(
 ) -> BuildResult:
     """Build both editions of ``lessons``, all by default; or, with ``check``, only compare them.
 
-    Only what changed is executed: an edition stands if it is in step and what it was made of is the same.
+    Only what changed is executed: an edition stands if it is in step and what it was made of is the same. The
+    catalogue of texts for translators is written anew (``tools.texts``).
 
     Args:
         lessons: names as ``find_source`` takes them.
@@ -112,6 +114,7 @@ def build(
             results.append(Built(source, "failed", (str(error),)))
             continue
         tasks += [_task(source, cells, edition, notebook, force) for edition, notebook in notebooks.items()]
+    write_catalogue(folder)
     return BuildResult((*results, *_in_threads(tasks, jobs)))
 
 
