@@ -195,6 +195,8 @@ class _Client:
     def __init__(self, answers: dict[str, object]) -> None:
         self.answers = answers
         self.asked: list[list[str]] = []
+        self.ran: list[object] = []
+        self.cancelled = False
 
     def scheduler_info(self, n_workers: int) -> dict[str, object]:
         return {"workers": {worker: {"nthreads": 1} for worker in self.answers}}
@@ -205,6 +207,10 @@ class _Client:
 
     def cancel(self, futures: list[object], force: bool) -> None:
         assert force
+        self.cancelled = True
+
+    def run(self, function: object, name: str, on_error: str) -> None:
+        self.ran.append(function)
 
 
 @pytest.fixture
@@ -269,6 +275,59 @@ def test_a_worker_that_cannot_grade_is_a_sentence(submission, error, sentence):
 def test_a_worker_without_walls_is_told(submission):
     _, notes = on(_Client({"a": good(confined="limits")}), submission)
     assert notes == ["A worker's system has no name spaces: submissions there reach the network and the cluster."]
+
+
+def whole(client: _Client, submission: grading.Submission, monkeypatch: pytest.MonkeyPatch, on_result=print) -> bool:
+    """Let a run of one submission go from the connection to its end."""
+
+    @contextmanager
+    def connected(address: str) -> Iterator[_Client]:
+        yield client
+
+    monkeypatch.setattr(cluster, "connected", connected)
+    run = cluster.ClusterRun("tcp://x:1", GradeOptions(folder=Path(), out=Path()), on_result, print)
+    return run.grade([submission])
+
+
+def test_ctrl_c_takes_back_what_is_under_way_and_ends_what_the_workers_keep(submission, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    client = _Client({"a": good()})
+    assert whole(client, submission, monkeypatch, interrupt) is True
+    assert client.cancelled
+    assert client.ran == [cluster.release]
+
+
+def test_a_scheduler_that_goes_away_is_a_sentence(submission, monkeypatch):
+    client = _Client({"a": good()})
+    client.status = "closed"
+    with pytest.raises(EnvironmentProblem, match="The scheduler at tcp://x:1 is gone") as caught:
+        whole(client, submission, monkeypatch)
+    assert "the same command goes on" in caught.value.fix
+
+
+def test_no_worker_is_a_sentence(submission, monkeypatch):
+    monkeypatch.setattr(cluster, "WORKERS_S", 0.1)
+    with pytest.raises(EnvironmentProblem, match="No worker has joined the scheduler at tcp://x:1") as caught:
+        whole(_Client({}), submission, monkeypatch)
+    assert "`dask worker tcp://x:1`" in caught.value.fix
+
+
+def test_what_a_worker_keeps_for_a_run_ends_with_the_run(tmp_path):
+    bench = cluster.Bench()
+    with bench.grader("run") as first:
+        assert not first.is_closed
+    with bench.grader("run") as again:
+        assert again is first, "kept between submissions"
+        bench.release("run")
+        assert again.is_closed, "ended although it is busy"
+    assert not first.folder.exists()
+    assert (bench.idle, bench.busy) == ([], {})
+    with bench.grader("other") as another:
+        assert another is not first
+    bench.clear()
+    assert another.is_closed
 
 
 def test_names_and_outputs_stay_here(submission):
