@@ -347,7 +347,8 @@ def test_a_function_that_forgets_its_return_is_told_so():
 def test_a_check_does_not_load_the_compiler():
     """It is a second that a learner would wait at the first check of each lesson."""
     program = (
-        "import sys; from course_utils import check, hint; check('tensors.energy', lambda x: x); hint('tensors.energy');"
+        "import sys; from course_utils import check, hint\n"
+        "check('tensors.energy', lambda x: x); hint('tensors.energy')\n"
         "print(sorted({'torch._inductor', 'torch._dynamo', 'sympy'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
