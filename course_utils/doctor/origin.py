@@ -90,7 +90,7 @@ class _Found(BaseException):
 
 def diagnose(
     place: str, loss_is_bad: bool, bad_gradients: list[str], calls: Iterable[Call], batch: Any,
-    parameters: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor], updated: str,
 ) -> tuple[str, Seen]:  # fmt: skip
     """Say what made a loss or a gradient that is not finite, before the update has spread it.
 
@@ -101,6 +101,7 @@ def diagnose(
         calls: the forward passes since the last update.
         batch: what the loader gave, None if that is not known.
         parameters: all parameters by name.
+        updated: where the last update was, empty if losses since then have not been read.
 
     Returns:
         The finding's code, and what was seen.
@@ -109,11 +110,7 @@ def diagnose(
     what = f"The loss of {place} is not finite" if loss_is_bad else f"A gradient of {place} is not finite"
     broken = [name for name, parameter in parameters.items() if is_bad(parameter)]
     if broken:
-        return code, Seen(
-            f"{what}. The weights are broken already ({_some(broken)}), so the module can't be told any more.",
-            {"parameters": broken[:3]},
-            fix="doctor.watch(model, every=1)  # reads each loss before its update, also on a GPU",
-        )
+        return _broken(code, what, broken, list(parameters), updated)
     passes = [(call, seen) for call in calls if (seen := repeat(call)) is not None]
     for call, seen in passes:
         if seen.origin is not None:
@@ -132,20 +129,43 @@ def diagnose(
             return code, Seen(f"{what}. {outputs}the run has diverged.", evidence, fix=fix)
     if loss_is_bad:
         return code, Seen(f"{what}. {outputs}the loss function made it (a log, a root, a division?).", evidence)
-    evidence["parameters"] = bad_gradients[:3]
     order = [call.named(name) for name in passes[-1][1].order] if passes else []
-    hit = [name for name in order if any(parameter.rpartition(".")[0] == name for parameter in bad_gradients)]
+    text, found = _on_the_way_back(order, bad_gradients)
+    return code, Seen(f"{what}. {outputs}{text}", evidence | found)
+
+
+def _broken(code: str, what: str, broken: list[str], names: list[str], updated: str) -> tuple[str, Seen]:
+    """Say what can be told from the weights when an update has spread what is not finite."""
+    if not updated:
+        message = f"{what}. The weights are broken already ({_some(broken)}), so the module can't be told any more."
+        fix = "doctor.watch(model, every=1)  # reads each loss before its update, also on a GPU"
+        return code, Seen(message, {"parameters": broken[:3]}, fix=fix)
+    order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    text, evidence = _on_the_way_back(order, broken)
+    where = f"the update of {updated} has broken weights, although its loss was finite: {text}"
+    return GRADIENT, Seen(f"{what}: {where}", {**evidence, "broken_by": updated})
+
+
+def _on_the_way_back(order: list[str], bad: list[str]) -> tuple[str, dict[str, Any]]:
+    """Say between which modules gradients broke.
+
+    Args:
+        order: modules in the order in which they are called.
+        bad: names of the parameters whose gradients are not finite.
+    """
+    evidence: dict[str, Any] = {"parameters": bad[:3]}
+    hit = [name for name in order if any(parameter.rpartition(".")[0] == name for parameter in bad)]
     if not hit:
-        return code, Seen(f"{what} ({_some(bad_gradients)}).", evidence)
+        return f"{_some(bad)}.", evidence
     evidence["module"] = hit[-1]
     if hit[-1] == order[-1]:
-        return code, Seen(f"{what}. {outputs}it begins in the loss function (a root, a log, a division?).", evidence)
+        return "on the way back it begins in the loss function, or all gradients were scaled together.", evidence
     later = order[order.index(hit[-1]) + 1]
-    return code, Seen(
-        f"{what}. {outputs}on the way back it begins between {later!r}, whose gradients are finite, and {hit[-1]!r}: "
-        "an operation there has an infinite slope.",
-        evidence,
+    text = (
+        f"on the way back it begins between {later!r}, whose gradients are finite, and {hit[-1]!r}: an operation there "
+        "has an infinite slope."
     )
+    return text, evidence
 
 
 def say(call: Call, origin: Origin, place: str) -> tuple[str, Seen]:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 # A healthy gradient moves by a factor of 10 or 100: warm-up, a critic that learns, a rare batch.
 EXPLODES, ABOVE_FIRST, LEAP = 1000.0, 10.0, 10.0  # times the lowest of late; the first ones; the one before
-VANISHES, VANISH_LOOKS, RECOVERS = 1e-5, 24, 10.0  # of the longest gradient; looks in a row; times the start of them
+VANISHES, VANISH_LOOKS, RECOVERS = 1e-5, 16, 10.0  # of the longest gradient; looks in a row; times the start of them
 # A rare feature fires once in hundreds of examples.
-DEAD_SHARE, DEAD_LOOKS, DEAD_EXAMPLES = 0.9, 16, 1000
-GRAPHS = 24  # marked steps whose graphs must all be alive
-SCANS, SCAN_UPDATES, GROWN_UPDATES, GROWN_BYTES = 8, 32, 200, 2**20
+DEAD_SHARE, DEAD_LOOKS, DEAD_EXAMPLES = 0.9, 10, 500
+GRAPHS = 16  # marked steps whose graphs must all be alive
+SCANS, SCAN_UPDATES, GROWN_UPDATES, GROWN_BYTES = 8, 30, 200, 2**20
 SCAN_SHARE, SCAN_START_S = 0.01, 3.0  # of the time; a scan takes 10 to 100 ms, so a short run has none
 STARVED, STARVED_BATCHES, STARVED_S, STARVED_WAIT_S = 0.5, 20, 1.0, 0.002
 

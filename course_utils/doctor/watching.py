@@ -1,9 +1,8 @@
 """Watch a training loop while it runs, and say what goes wrong as it happens.
 
 Three places are looked at: where a forward pass begins (its inputs are kept until the update, so that it can be
-repeated), where a backward pass begins (the loss is read), and where an optimizer is about to update. In every step
-that is one number of the loss and one of the gradients; the rest is looked at in the first updates and then in every
-seventh, so that it costs little.
+repeated), where a backward pass begins (the loss is read), and where an optimizer is about to update. Gradients, graphs
+and units are looked at in the first updates, and then ever more rarely, so that it costs little.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map
 
 from course_utils.cards import in_notebook
 from course_utils.doctor import rules, trends
@@ -30,7 +28,7 @@ from course_utils.doctor.report import Report, card, finding_text
 from course_utils.doctor.tracing import count_nodes
 from course_utils.errors import UsageError
 
-FIRST_LOOKS, LOOK_EVERY = 32, 7  # updates; a prime number, so that optimizers that take turns get their looks
+MOST_APART = 31  # updates between two looks, late in a run
 LATE = 8  # updates between two readings of the losses on a GPU: each one waits for it
 KEPT_CALLS = 4  # forward passes whose inputs are kept until the update
 MARKED_NODES = 6  # nodes of a graph that are marked, to see whether it stays alive
@@ -104,44 +102,43 @@ class Watcher:
         self._every = (1 if self._kind == "cpu" else LATE) if every is None else every
         if not self._every >= 1:
             raise UsageError("The losses can't be read so often.", got=every, fix="every=1")
-        self._takers = [
-            (_join(root, name), module, _TAKERS[type(module)])
-            for root, model in self._models.items()
-            for name, module in model.named_modules()
-            if type(module) in _TAKERS
-        ]
-        self._attached: contextlib.ExitStack | None = None
-        self._began = self._ended = 0.0
+        self._attached: contextlib.ExitStack | None = None  # hooks that stay for the whole block
+        self._look: contextlib.ExitStack = contextlib.ExitStack()  # hooks that stay for one step
+        self._began: float | None = None
+        self._ended = 0.0
         self._findings: dict[tuple[str, str], Finding] = {}
         self._remarks: list[str] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        """Let go of everything of the reader's, and begin anew."""
-        self._look: contextlib.ExitStack = contextlib.ExitStack()  # hooks that stay for one step
-        self._groups: WeakKeyDictionary[torch.optim.Optimizer, _Group | None] = WeakKeyDictionary()
         self._calls: list[Call] = []  # since the last update
         self._went_back = True  # the last call's loss
         self._losses: list[tuple[int, str, Tensor]] = []  # not read yet: update, place, value
+        self._groups: WeakKeyDictionary[torch.optim.Optimizer, _Group | None] = WeakKeyDictionary()
         self._graphs: deque[list[ref[_Mark]]] = deque(maxlen=trends.GRAPHS)
-        self._units: dict[str, trends.Units] = {}
+        self._units: list[tuple[str, nn.Module, trends.Units]] = []
+        self._live = trends.LiveTensors(clock)
         self._updates = self._backwards = 0
+        self._looking, self._marking = _Schedule(part=2), _Schedule()
         self._place: tuple[int, int] | None = None  # batch and epoch
+        self._updated = self._place  # at the last update
         self._batch: Any = None
-        self._told_nonfinite = False
+        self._told_nonfinite = self._is_looking = False
 
     # Beginning and end.
 
     def __enter__(self) -> Watcher:
-        if self._attached is not None:
-            raise UsageError("This watcher is watching already.", fix="with doctor.watch(model) as watching: …")
+        if self._began is not None:
+            raise UsageError("A watcher watches one block.", fix="with doctor.watch(model) as watching: …")
         rules.load()
-        self._forget()
-        self._began = self._ended = self._clock()
-        self._live = trends.LiveTensors(self._clock)
+        self._began = self._clock()
+        self._units = [
+            (_join(root, name), module, trends.Units(_TAKERS[type(module)]))
+            for root, model in self._models.items()
+            for name, module in model.named_modules()
+            if type(module) in _TAKERS
+        ]
         with contextlib.ExitStack() as attached:
             for root, model in self._models.items():
-                hook = _Hook(self._before_forward, self._failed, root, model)
+                inner = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+                hook = _Hook(self._before_forward, self._failed, root, model, inner)
                 attached.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
             hook = _Hook(self._before_update, self._failed)
             attached.callback(register_optimizer_step_pre_hook(hook).remove)
@@ -156,10 +153,16 @@ class Watcher:
         finally:
             attached, self._attached = self._attached, None
             with contextlib.ExitStack() as ending:
-                ending.callback(self._forget)
+                ending.callback(self._let_go)
                 ending.push(attached)
                 ending.push(self._look)
             self._ended = self._clock()
+
+    def _let_go(self) -> None:
+        """Keep nothing of the reader's: the report may live for long."""
+        for held in (self._models, self._parameters, self._calls, self._losses, self._groups, self._units):
+            held.clear()
+        self._batch = self._loader = None
 
     def _failed(self, error: Exception) -> None:
         text = f"The watcher could not look: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -183,26 +186,27 @@ class Watcher:
     def report(self) -> Report:
         """The findings so far, the worst first."""
         ended = self._ended if self._attached is None else self._clock()
-        return Report(tuple(in_order(self._findings.values())), ended - self._began, tuple(self._remarks))
+        seconds = 0.0 if self._began is None else ended - self._began
+        return Report(tuple(in_order(self._findings.values())), seconds, tuple(self._remarks))
 
     # The three places in the loop.
 
-    def _before_forward(self, root: str, model: nn.Module, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_forward(
+        self, root: str, model: nn.Module, inner: nn.Module, module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
         if module is not model or not torch.is_grad_enabled():
             return
         if len(self._calls) == KEPT_CALLS:
             del self._calls[0]
-        kind = self._kind
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-        self._calls.append(Call(root, model, _plain(args), _plain(kwargs) if kwargs else kwargs, autocast))
+        autocast = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
+        self._calls.append(Call(root, inner, args, kwargs, autocast))
         self._went_back = False
 
     def _before_backward(self, roots: Any) -> None:
         roots = (roots,) if isinstance(roots, Tensor) else tuple(roots)
         self._went_back = True
         self._backwards += 1
-        if _is_due(self._backwards):
+        if self._marking.is_due(self._backwards):
             self._mark_graph(roots[0])
         for loss in roots:
             if loss.numel() == 1 and not self._told_nonfinite:
@@ -217,20 +221,18 @@ class Watcher:
             group = self._groups[optimizer] = self._new_group(optimizer)
         if group is None:
             return
-        if self._units_are_open:
+        if self._is_looking:
             self._close_units()
-        is_read = self._updates % self._every == 0
-        if is_read and self._losses:
+        if self._losses and self._updates % self._every == 0:
             self._read_losses()
-        if is_read and not self._told_nonfinite:
-            self._look_for_nan(optimizer, group)
-        if _is_due(group.updates) and not self._told_nonfinite:
+        if group.looking.is_due(group.updates) and not self._told_nonfinite:
             self._look_at_lengths(optimizer, group)
-        if self._updates % LOOK_EVERY == 0:
+        if self._looking.is_due(self._updates):
             self._look_at_memory()
             self._open_units()
         group.updates += 1
         self._updates += 1
+        self._updated = self._place
         self._calls.clear()
 
     # What is not finite.
@@ -241,19 +243,11 @@ class Watcher:
             if not self._told_nonfinite and not math.isfinite(loss.item()):
                 self._tell_nonfinite(place, True, is_late=update != self._updates)
 
-    def _look_for_nan(self, optimizer: torch.optim.Optimizer, group: _Group) -> None:
-        """Look at one gradient. A NaN in the loss reaches all; one that is made on the way back reaches the first."""
-        gradient = None if group.probe is None else group.probe.grad
-        if gradient is None or gradient.layout != torch.strided or math.isfinite(gradient.sum().item().real):
-            return
-        bad = [name for name, p in group.parameters if p.grad is not None and is_bad(p.grad)]
-        if bad and not _is_skipped(optimizer):  # else the sum has overflowed, or a scaler skips the update
-            self._tell_nonfinite(str(self), False, bad)
-
     def _tell_nonfinite(self, place: str, loss_is_bad: bool, bad: Iterable[str] = (), is_late: bool = False) -> None:
         self._told_nonfinite = True
         calls, batch = ([], None) if is_late else (self._calls, self._batch)
-        self._tell(*diagnose(place, loss_is_bad, list(bad), calls, batch, self._parameters))
+        updated = "" if is_late or not self._updates else _place_text(self._updated, self._updates - 1)
+        self._tell(*diagnose(place, loss_is_bad, list(bad), calls, batch, self._parameters, updated))
 
     def _look_back(self) -> None:
         """Read what was not read yet; look at a forward pass whose loss never went back: the loop noticed itself."""
@@ -277,8 +271,9 @@ class Watcher:
         if isinstance(scale, Tensor):
             lengths = [length / scale.item() for length in lengths]
         if not all(map(math.isfinite, lengths)):
-            bad = [name for name, p in pairs if is_bad(p.grad)]
-            if bad:
+            self._read_losses()  # one of them may have been the first
+            bad = [name for name, p in pairs if is_bad(p.grad)]  # else a sum of squares has overflowed
+            if bad and not self._told_nonfinite:
                 self._tell_nonfinite(str(self), False, bad)
             return
         total = math.hypot(*lengths)
@@ -350,13 +345,10 @@ class Watcher:
 
     def _open_units(self) -> None:
         """Attach hooks that see one step."""
-        for name, module, axis in self._takers:
-            units = self._units.setdefault(name, trends.Units(axis))
+        for _, module, units in self._units:
             hook = _Hook(self._see_units, self._failed, module, units)
             self._look.callback(module.register_forward_pre_hook(hook).remove)
-        self._units_are_open = bool(self._takers)
-
-    _units_are_open = False
+        self._is_looking = True
 
     def _see_units(self, watched: nn.Module, units: trends.Units, module: nn.Module, args: Any) -> None:
         values = args[0] if args and module is watched else None
@@ -365,9 +357,9 @@ class Watcher:
             units.add(values.detach())
 
     def _close_units(self) -> None:
-        self._units_are_open = False
+        self._is_looking = False
         self._look.close()
-        for name, units in self._units.items():
+        for name, _, units in self._units:
             seen = units.dead()
             if seen is not None:
                 dead, size = seen
@@ -399,9 +391,7 @@ class Watcher:
         return _Group(len(optimizer.param_groups), parameters, self._names) if is_mine else None
 
     def __str__(self) -> str:
-        if self._place is None:
-            return f"update {self._updates}"
-        return "batch {} of epoch {}".format(*self._place)
+        return _place_text(self._place, self._updates)
 
 
 class WatchedBatches:
@@ -451,14 +441,32 @@ class _Group:
     """The parameters of one optimizer, and how their gradients went."""
 
     def __init__(self, size: int, parameters: list[Tensor], names: Mapping[int, str]) -> None:
-        self.size, self.updates = size, 0
+        self.size, self.updates, self.looking = size, 0, _Schedule()
         self.parameters = [
             (names.get(id(p), f"parameter {i}"), p) for i, p in enumerate(parameters) if p.requires_grad
         ]  # fmt: skip
-        self.probe = min((p for _, p in self.parameters[:2]), key=Tensor.numel, default=None)
         self.lengths: deque[float] = deque(maxlen=48)
         self.first: list[float] = []
         self.shares: deque[float] = deque(maxlen=trends.VANISH_LOOKS)
+
+
+class _Schedule:
+    """Looks at each of the first updates; then pauses grow with the run, up to `MOST_APART`.
+
+    Pauses are odd, so that optimizers that take turns get their looks.
+
+    Args:
+        part: of the way gone that a pause takes, as its divisor.
+    """
+
+    def __init__(self, part: int = 4) -> None:
+        self._part, self._next = part, 0
+
+    def is_due(self, number: int) -> bool:
+        if number < self._next:
+            return False
+        self._next = number + min(MOST_APART, number // self._part | 1)
+        return True
 
 
 class _Mark:
@@ -542,10 +550,6 @@ def _wrap_backward(attached: contextlib.ExitStack, hook: _Hook) -> None:
     torch.autograd.backward = backward
 
 
-def _is_due(number: int) -> bool:
-    return number < FIRST_LOOKS or number % LOOK_EVERY == 0
-
-
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a scaler has this update skipped inside of the optimizer."""
     found = getattr(optimizer, "found_inf", None)
@@ -561,11 +565,8 @@ def _lengths(tensors: list[Tensor]) -> list[float]:
     return torch.stack(norms).tolist()
 
 
-def _plain(tree: Any) -> Any:
-    """Return inputs without their graph: keeping them must not keep more than them."""
-    if type(tree) is tuple and all(type(item) is Tensor and item.grad_fn is None for item in tree):
-        return tree
-    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+def _place_text(place: tuple[int, int] | None, update: int) -> str:
+    return f"update {update}" if place is None else "batch {} of epoch {}".format(*place)
 
 
 def _join(root: str, name: str) -> str:

@@ -134,6 +134,22 @@ def test_a_gradient_that_breaks_on_the_way_back_is_placed_between_two_layers():
     assert finding.evidence["batch"] == 0
 
 
+def test_a_gradient_that_was_not_looked_at_is_told_by_the_weights_it_broke():
+    class Sometimes(Root):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x[0, 0] == 5.0 else self.last(self.first(x))
+
+    model, batches = Sometimes(), data(80)
+    batches[72][0][0, 0] = 5.0
+    with doctor.watch(model) as watching:
+        train(model, watching(batches))
+    finding = only(watching, "numerics.nan-gradient")
+    assert finding.message.startswith(
+        "The loss of batch 73 of epoch 0 is not finite: the update of batch 72 of epoch 0"
+    )
+    assert "between 'last', whose gradients are finite, and 'first'" in finding.message
+
+
 def test_a_run_that_leaves_all_bounds_is_called_diverged():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     batches = [(torch.randn(16, 4), torch.randn(16, 3)) for _ in range(30)]
@@ -144,12 +160,12 @@ def test_a_run_that_leaves_all_bounds_is_called_diverged():
 
 def test_losses_that_are_read_late_still_tell_the_batch():
     batches = data(80)
-    batches[50][0][5] = -1e6
+    batches[52][0][5] = -1e6
     model = mlp(nn.Softplus(), Log())
     with doctor.watch(model, every=8) as watching:
         train(model, watching(batches))
     finding = only(watching, "numerics.loss-not-finite")
-    assert finding.message.startswith("The loss of batch 50 of epoch 0 is not finite. The weights are broken already")
+    assert finding.message.startswith("The loss of batch 52 of epoch 0 is not finite. The weights are broken already")
     assert "every=1" in finding.fix
 
 
@@ -207,7 +223,7 @@ def test_a_gradient_that_vanishes_is_told_with_the_layer():
     layers = [layer for _ in range(12) for layer in (nn.Linear(8, 8), nn.Sigmoid())]
     model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), *layers, nn.Linear(8, 3))
     with doctor.watch(model) as watching:
-        train(model, watching(data(30)))
+        train(model, watching(data(90)))
     finding = only(watching, "loop.gradient-vanishes")
     assert "'0.weight'" in finding.message
     assert finding.evidence["share"] < 1e-5
@@ -216,7 +232,7 @@ def test_a_gradient_that_vanishes_is_told_with_the_layer():
 def test_gradients_that_are_exactly_zero_from_the_start_are_a_note():
     model = mlp()
     with doctor.watch(model) as watching:
-        train(model, watching(data(30)), loss_fn=lambda outputs, y: (outputs * 0).sum())
+        train(model, watching(data(90)), loss_fn=lambda outputs, y: (outputs * 0).sum())
     assert only(watching, "loop.gradient-vanishes").severity == NOTE
 
 
@@ -226,10 +242,10 @@ def test_dead_units_are_counted_in_front_of_their_layer(activation):
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
     with doctor.watch(model) as watching:
-        train(model, watching(data(400)))
+        train(model, watching(data(120, size=64)))
     finding = next(finding for finding in watching.report.findings if finding.code == "model.dead-units")
     assert "8 of the 8 units that '2' gets" in finding.message
-    assert finding.evidence["examples"] >= 1000
+    assert finding.evidence["examples"] >= 500
 
 
 @pytest.mark.parametrize("what", ["loss in a list", "sum of losses", "output in a list"])
@@ -237,7 +253,7 @@ def test_graphs_that_are_kept_are_told(what):
     model, kept, total = mlp(), [], 0.0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with doctor.watch(model) as watching:
-        for x, y in watching(data(40)):
+        for x, y in watching(data(90)):
             optimizer.zero_grad()
             outputs = model(x)
             loss = F.cross_entropy(outputs, y)
@@ -246,7 +262,7 @@ def test_graphs_that_are_kept_are_told(what):
             total = total + loss if what == "sum of losses" else 0.0
             kept.append({"loss in a list": loss, "output in a list": outputs}.get(what, loss.item()))
     finding = only(watching, "memory.graph-kept")
-    assert finding.evidence["batch"] < 30
+    assert finding.evidence["batch"] < 80
     assert finding.evidence["nodes_of_one"] >= 5
 
 
@@ -341,5 +357,5 @@ def test_what_cannot_be_watched_is_refused_in_a_sentence():
     ]:
         with pytest.raises(UsageError, match=says):
             call()
-    with doctor.watch(model) as watching, pytest.raises(UsageError, match="watching already"):
+    with doctor.watch(model) as watching, pytest.raises(UsageError, match="one block"):
         watching.__enter__()

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 @rule(
     "loop.gradient-vanishes", WARNING, "03_modules",
     title="The gradient of the first layer is next to nothing.",
-    looks="(watch) the gradient of the first weights beside the longest one, in 24 looks in a row.",
+    looks="(watch) the gradient of the first weights beside the longest one, in 16 looks in a row.",
     quiet="gradients that shrink everywhere as the loss is solved, frozen parts, last layers that start at 0.",
     fix="nn.ReLU() in place of nn.Sigmoid()  # or residual connections, or normalization layers",
 )  # fmt: skip
 @rule(
     "model.dead-units", WARNING, "03_modules",
     title="Nearly all units in front of a layer are 0 for every example.",
-    looks="(watch) what enters linear and convolution layers, in 16 or more steps and 1,000 or more examples.",
+    looks="(watch) what enters linear and convolution layers, in 10 or more steps and 500 or more examples.",
     quiet="sparse activations: a unit that fires once is alive; layers with fewer than 90 % silent units; inputs.",
     fix="nn.LeakyReLU()  # or a smaller learning rate; look at the bias in front of the ReLU",
 )  # fmt: skip
