@@ -102,7 +102,9 @@ def page_text() -> str:
         "",
         "`doctor.examine(model=…, loader=…, loss_fn=…, optimizer=…)` runs your set-up for a few steps on its own",
         "batches, puts everything back, and says what is wrong. `python3 course.py doctor FILE.py` does so with what",
-        "the function `make` in a file returns. Made from the rules by `python -m course_utils.tools.checkup`.",
+        "the function `make` in a file returns. `with doctor.watch(model) as watching:` around your own loop, over",
+        "`watching(loader)`, says what goes wrong while it runs. Made from the rules by",
+        "`python -m course_utils.tools.checkup`.",
         "",
         *(f"- **{severity}**: {_MEANING[severity]}" for severity in SEVERITIES),
     ]
