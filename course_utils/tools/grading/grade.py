@@ -360,16 +360,16 @@ class Grader:
 
     def end(self) -> None:
         """Kill the process and everything below it."""
-        if self.process is None:
+        process, self.process = self.process, None  # two threads may come here at once
+        if process is None:
             return
-        processes.end_below(self.process.pid)
+        processes.end_below(process.pid)
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        self.process = None
 
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
