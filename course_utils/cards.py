@@ -52,11 +52,12 @@ class Card:
         rows = "".join(
             f'<tr><td style="text-align:left;vertical-align:top;padding:2px 12px 2px 0;opacity:.7;'
             f'white-space:nowrap">{escape(label)}</td>'
-            f'<td style="text-align:left;padding:2px 0;white-space:pre-wrap">{escape(text)}</td></tr>'
+            f'<td style="text-align:left;padding:2px 0;white-space:pre-wrap;overflow-wrap:anywhere">'
+            f"{escape(text)}</td></tr>"
             for label, text in self.rows
         )
         table = f'<table style="border:none;margin:4px 0 0 0;background:none">{rows}</table>' if rows else ""
-        code = f'<pre style="margin:8px 0 0 0;padding:0">{escape(self.code)}</pre>' if self.code else ""
+        code = f'<pre style="margin:8px 0 0 0;padding:0;overflow-x:auto">{escape(self.code)}</pre>' if self.code else ""
         return (
             f'<div style="border-left:4px solid {colour};padding:4px 12px;margin:4px 0;max-width:60em">'
             f'<span style="color:{colour};font-weight:bold">{sign}</span> '

@@ -93,3 +93,9 @@ def test_without_ipython_there_is_no_notebook_and_no_import_of_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert in_notebook() is False
     assert "IPython" not in sys.modules
+
+
+def test_long_words_and_long_code_stay_within_a_narrow_window():
+    html = Card("info", "Hello", (("seen", "x" * 500),), code="y" * 500).html
+    assert "overflow-wrap:anywhere" in html
+    assert "overflow-x:auto" in html
