@@ -101,6 +101,11 @@ class Visit:
         """Return the text below a cell."""
         return self.cell(id).locator(".jp-Cell-outputArea").inner_text()
 
+    def colour_of_card(self, id: str) -> str:
+        """Return the colour of the edge of the last card below a cell."""
+        card = self.cell(id).locator(".jp-OutputArea-output div[style*='border-left']").last
+        return card.evaluate("element => getComputedStyle(element).borderLeftColor")
+
     def run(self, id: str, code: str | None = None) -> None:
         """Run a cell, with ``code`` in place of what stands in it if given, and wait until it has ended."""
         editor = self.cell(id).locator(".cm-content")

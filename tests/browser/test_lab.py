@@ -6,6 +6,7 @@ A usual run of the tests visits one lesson; ``python3 course.py test --browser``
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from course_utils.exercises.registry import exercises_of
 from course_utils.lessons import LESSONS, find_lesson
 from course_utils.sources import answer_cell, reference_code
-from tests.browser.session import DARK, NARROW, WIDE, Visit, chromium, open_lesson
+from tests.browser.session import DARK, LIGHT, NARROW, WIDE, Visit, chromium, open_lesson
 from tests.browser.wrong_answers import WRONG
 
 pytestmark = [
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium; install it, or name one in COURSE_CHROMIUM"),
 ]
 WHOLE = os.environ.get("COURSE_BROWSER") == "whole"
+GREEN = "rgb(0, 158, 115)"
 VISITED = [lesson.stem for lesson in LESSONS] if WHOLE else ["01_tensors"]
 
 
@@ -29,68 +31,83 @@ VISITED = [lesson.stem for lesson in LESSONS] if WHOLE else ["01_tensors"]
 def test_a_lesson_is_worked_through_in_the_browser(lesson, tmp_path):
     pictures = Path(os.environ.get("COURSE_SCREENSHOTS") or tmp_path)
     with open_lesson(lesson) as visit:
-        visit.run_all()
-        assert visit.errors() == []
-        assert visit.executed() == sum(cell["cell_type"] == "code" for cell in visit.notebook["cells"])
-        look_is_readable(visit, pictures, lesson)
-        explorers_follow_the_keyboard(visit)
-        an_exercise_teaches(visit, lesson)
-        visit.restart_and_run_all()
-        assert visit.errors() == []
-        assert visit.executed() == sum(cell["cell_type"] == "code" for cell in visit.notebook["cells"])
+        found = [*runs(visit.run_all, visit)]
+        found += look(visit, pictures, lesson)
+        found += explorers(visit)
+        found += exercise(visit, lesson)
+        found += runs(visit.restart_and_run_all, visit)
+    assert found == []
 
 
-def look_is_readable(visit: Visit, pictures: Path, lesson: str) -> None:
+# Each part yields what is wrong, so that one visit tells everything.
+
+
+def runs(start: Callable[[], None], visit: Visit) -> Iterator[str]:
+    """From top to bottom: every code cell has run, and none has failed."""
+    start()
+    yield from (f"an error: {text[-300:]}" for text in visit.errors())
+    wanted = sum(cell["cell_type"] == "code" for cell in visit.notebook["cells"])
+    if visit.executed() != wanted:
+        yield f"{visit.executed()} of {wanted} cells have run"
+
+
+def look(visit: Visit, pictures: Path, lesson: str) -> Iterator[str]:
     """Both themes, both widths: text stands out, and nothing reaches beyond the page."""
-    seen = visit.ids("explorer")[:1]
     visit.hide_files()
-    assert visit.faint_text() == []
-    for width in (WIDE, NARROW):
-        visit.use_width(width)
-        for explorer in seen:
-            visit.bring_into_view(explorer)
-        visit.screenshot(pictures / f"{lesson}-light-{width}.png")
-        assert visit.too_wide() == [], width
-    visit.use_theme(DARK)
-    for explorer in seen:
-        visit.bring_into_view(explorer)
-    visit.screenshot(pictures / f"{lesson}-dark-{NARROW}.png")
-    assert visit.faint_text() == []
+    for theme in (LIGHT, DARK):
+        if theme != LIGHT:
+            visit.use_theme(theme)
+        yield from (f"faint in {theme}: {text!r}, contrast {contrast}" for text, contrast in visit.faint_text())
+        for width in (WIDE, NARROW):
+            visit.use_width(width)
+            for explorer in visit.ids("explorer")[:1]:
+                visit.bring_into_view(explorer)
+            visit.screenshot(pictures / f"{lesson}-{theme.split()[-1].lower()}-{width}.png")
+            yield from (f"{beyond} pixels too wide at {width}: {what}" for what, beyond in visit.too_wide())
     visit.use_width(WIDE)
 
 
-def explorers_follow_the_keyboard(visit: Visit) -> None:
+def explorers(visit: Visit) -> Iterator[str]:
     """Tab leads to every control; each changes something; picture and text of each explorer change."""
     for explorer in visit.ids("explorer"):
         count = visit.controls(explorer).count()
-        assert count > 0, explorer
-        assert visit.reached_by_keyboard(explorer) == set(range(count)), explorer
+        if not count or visit.reached_by_keyboard(explorer) != set(range(count)):
+            yield f"{explorer}: Tab leads to {sorted(visit.reached_by_keyboard(explorer))} of {count} controls"
         moved = [visit.move(explorer, number, back=True) for number in range(count)]
-        assert [move for move in moved if not (move.picture or move.numbers)] == [], explorer
-        assert any(move.picture for move in moved), moved
-        assert any(move.numbers for move in moved), moved
+        yield from (
+            f"{explorer}: {move.control} changes nothing" for move in moved if not (move.picture or move.numbers)
+        )
+        if not (any(move.picture for move in moved) and any(move.numbers for move in moved)):
+            yield f"{explorer}: the picture or the text never changes"
 
 
-def an_exercise_teaches(visit: Visit, lesson: str) -> None:
+def exercise(visit: Visit, lesson: str) -> Iterator[str]:
     """A wrong answer shows its message, hints come one after the other, a right answer is green and counted."""
-    exercise, wrong, words = WRONG[lesson]
-    cell, progress = answer_cell(exercise), visit.cell_with("progress()")
+    name, wrong, words = WRONG[lesson]
+    cell, progress = answer_cell(name), visit.cell_with("progress()")
     count = len(exercises_of(find_lesson(lesson)))
-    visit.run(cell.id, f'check("{exercise}", {wrong})')
-    assert "✗" in visit.output(cell.id)
-    assert words in visit.output(cell.id)
+
+    def missing(wanted: str, text: str) -> Iterator[str]:
+        if wanted not in text:
+            yield f"{name}: no {wanted!r} in {text[:500]!r}"
+
+    visit.run(cell.id, f'check("{name}", {wrong})')
+    yield from missing("✗", visit.output(cell.id))
+    yield from missing(words, visit.output(cell.id))
     for number in (1, 2, 3):
-        visit.run(cell.id, f'hint("{exercise}")')
-        assert f"Hint {number} of 3" in visit.output(cell.id)
+        visit.run(cell.id, f'hint("{name}")')
+        yield from missing(f"Hint {number} of 3", visit.output(cell.id))
     visit.run(progress)
-    assert f"0 of {count}" in line_of(visit.output(progress), lesson)
+    yield from missing(f"0 of {count}", line_of(visit.output(progress), lesson))
     visit.run(cell.id, reference_code(cell))
-    assert "passed" in visit.output(cell.id)
-    card = visit.cell(cell.id).locator(".jp-OutputArea-output div[style*='border-left']").last
-    assert card.evaluate("element => getComputedStyle(element).borderLeftColor") == "rgb(0, 158, 115)"
+    yield from missing("passed", visit.output(cell.id))
+    colour = visit.colour_of_card(cell.id)
+    if colour != GREEN:
+        yield f"{name}: a right answer's card is {colour}"
     visit.run(progress)
-    assert f"1 of {count}" in line_of(visit.output(progress), lesson)
+    yield from missing(f"1 of {count}", line_of(visit.output(progress), lesson))
 
 
-def line_of(text: str, lesson: str) -> str:
-    return next(line for line in text.splitlines() if line.strip().startswith(lesson))
+def line_of(text: str, start: str) -> str:
+    """Return the line that begins with ``start``."""
+    return next((line for line in text.splitlines() if line.strip().startswith(start)), "")
