@@ -146,9 +146,18 @@ def release_command(out: Path) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the inputs of the checks.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True,
               metavar="SECONDS", help="Deadline for each submission.")  # fmt: skip
-@click.option("--pseudonyms", is_flag=True, help="Names stand in grades.csv and nowhere else.")
+@click.option("--cell-timeout", "cell_s", type=click.FloatRange(min=1), default=30.0, show_default=True,
+              metavar="SECONDS", help="Processor time for each cell; three times as much by the clock.")  # fmt: skip
+@click.option("--pseudonyms", is_flag=True, help="Names stand in the tables for the gradebook and nowhere else.")
 def grade_command(
-    folder: Path, out: Path, jobs: int | None, dask: str | None, seed: int, timeout_s: float, pseudonyms: bool
+    folder: Path,
+    out: Path,
+    jobs: int | None,
+    dask: str | None,
+    seed: int,
+    timeout_s: float,
+    cell_s: float,
+    pseudonyms: bool,
 ) -> None:
     """Grade the notebooks in FOLDER, in whatever layout and state they are.
 
@@ -170,7 +179,7 @@ def grade_command(
         name = "a student" if pseudonyms else done.student
         click.echo(f"{name}, {done.lesson or done.file}: {done.points} of {done.max_points} ({done.status})")
 
-    allowance = replace(Allowance(), seconds=timeout_s, cpu_seconds=timeout_s)
+    allowance = replace(Allowance(), seconds=timeout_s, cpu_seconds=timeout_s, cell_seconds=min(cell_s, timeout_s))
     options = GradeOptions(
         folder=folder, out=out, jobs=jobs, dask=dask, seed=seed, allowance=allowance, pseudonyms=pseudonyms
     )
@@ -179,6 +188,20 @@ def grade_command(
     if result.interrupted:
         raise SystemExit(INTERRUPTED)
     raise SystemExit(0 if all(item.status == "graded" for item in result.grades) else 1)
+
+
+@command("demo-class")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR",
+              help="A new or empty folder.")  # fmt: skip
+def demo_class_command(out: Path) -> None:
+    """Write a made class to try grading on: right, wrong, hostile and broken submissions, and their marks.
+
+    DIR/submissions is for `course grade`; DIR/expected.csv is what grades.csv must then be; DIR/about.csv says what
+    each submission is. The hostile ones are for `course grade` only: do not open them in JupyterLab.
+    """
+    from course_utils.tools.grading import demo
+
+    click.echo(demo.write_demo_class(out).summary())
 
 
 @command("update")

@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "env": "Report versions, device, threads and data of this machine.",
     "release": "Write the learner edition, without solutions, to hand out.",
     "grade": "Grade submitted notebooks.",
+    "demo-class": "Write a class of made submissions to try grading on.",
     "site": "Write the course as web pages that open without a server.",
     "build": "Make the notebooks from their sources (for authors).",
     "bench": "Measure how fast the course is (for maintainers).",

@@ -128,6 +128,7 @@ def _set(base: HandedOut) -> frozenset[str]:
 def _text(cell: dict[str, Any]) -> str:
     source = cell.get("source", cell.get("input", ""))
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    text = text.encode("utf-8", "replace").decode("utf-8")  # half of a character is no Python
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -191,7 +191,8 @@ class ClusterRun:
                     grade,
                     student=submission.student,
                     student_id=submission.student_id,
-                    file=submission.path.name,
+                    file=submission.file,
+                    system=submission.system,
                     notes=notes,
                 )
             self.declined[answer["worker"]] = answer["course"]

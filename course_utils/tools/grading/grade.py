@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from course_utils.errors import EnvironmentProblem
+from course_utils.errors import EnvironmentProblem, UsageError
 from course_utils.exercises.registry import exercises_of
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG
 from course_utils.lessons import find_lesson
@@ -37,6 +38,7 @@ MAX_ATTEMPTS = 4  # a cell that ends the process is left out, and the others get
 START_S = 120.0  # for a process to import everything
 GRACE_S = 20.0  # beyond a submission's own time, before its process is given up
 START_RETRIES = 2
+STOP_S = 3.0  # for the processes to end after Ctrl-C
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class Grade:
     student_id: str = ""
     notes: tuple[str, ...] = ()
     confined: str = ""
+    system: str = ""  # "moodle" or "canvas", whose download it is from
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Grade:
@@ -123,6 +126,10 @@ def grade(
     """
     if not hasattr(os, "fork") and options.dask is None:
         raise EnvironmentProblem("Grading forks processes, which Windows can't.", fix="Use Linux, macOS or WSL.")
+    if options.folder.is_dir() and options.out.resolve().is_relative_to(options.folder.resolve()):
+        raise UsageError(
+            f"{options.out} is inside the folder of submissions.", fix="Name a folder beside it with --out."
+        )
     results = options.out / "results"
     try:
         results.mkdir(parents=True, exist_ok=True)
@@ -141,7 +148,7 @@ def grade(
             if known is None:
                 todo.append((submission, kept))
             else:
-                grades.append(replace(known, student=submission.student, file=submission.path.name))
+                grades.append(_named(known, submission))
         reused = len(grades)
         if options.dask is not None:
             interrupted = _grade_on_cluster(todo, options, grades, on_grade, on_note)
@@ -169,7 +176,7 @@ def _grade_on_cluster(
     places = dict(todo)
 
     def on_result(submission: Submission, found: Grade) -> None:
-        write_text(places.pop(submission), json.dumps(asdict(found), indent=1) + "\n")  # pop: each counts once
+        _keep(places.pop(submission), submission, found)  # pop: each counts once
         grades.append(found)
         on_grade(found)
 
@@ -202,7 +209,7 @@ def _grade_all(
                     found = grader.grade(submission, options)
                     if stop.is_set():  # its process was ended with us: that says nothing about the submission
                         return
-                    write_text(kept, json.dumps(asdict(found), indent=1) + "\n")
+                    _keep(kept, submission, found)
                     with lock:
                         grades.append(found)
                         on_grade(found)
@@ -218,9 +225,12 @@ def _grade_all(
             time.sleep(0.05)
     except KeyboardInterrupt:
         stop.set()
-        processes.end_below(os.getpid())
-        for thread in threads:
-            thread.join(5)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not end the cleaning up
+        deadline = time.monotonic() + STOP_S
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            processes.end_below(os.getpid(), STOP_S / 3)  # again and again: a thread may be starting another one
+            time.sleep(0.05)
+        signal.signal(signal.SIGINT, before)
         return True
     if errors:
         raise errors[0]
@@ -420,13 +430,19 @@ def _grade_of(
     for exercise in known:
         found = outcomes.get(exercise.id)
         state, message = (found["state"], found["message"]) if found else (MISSING, "The notebook has no answer to it.")
-        row = {"id": exercise.id, "title": exercise.title, "state": state, "message": message}
+        row = {"id": exercise.id, "title": exercise.title, "state": state, "message": _writable(message)}
         rows.append(row | {"judged": found.get("judged", "") if found else ""})
     return Grade(
-        student=submission.student, lesson=submission.lesson, file=submission.path.name, status=status,
+        student=submission.student, lesson=submission.lesson, file=submission.file, status=status,
         points=sum(row["state"] == PASSED for row in rows), max_points=len(rows), exercises=tuple(rows),
-        seconds=round(seconds, 2), student_id=submission.student_id, notes=tuple(notes), confined=confined,
+        seconds=round(seconds, 2), student_id=submission.student_id, notes=tuple(map(_writable, notes)),
+        confined=confined, system=submission.system,
     )  # fmt: skip
+
+
+def _writable(text: str) -> str:
+    """Return a text that can be written as UTF-8: half of a character, as a hostile message may hold, can't."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _key(submission: Submission, options: GradeOptions) -> str:
@@ -436,6 +452,23 @@ def _key(submission: Submission, options: GradeOptions) -> str:
     with contextlib.suppress(OSError):
         digest.update(submission.path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _keep(path: Path, submission: Submission, found: Grade) -> None:
+    """Keep a result for a later run, without the student's name: the submission has it."""
+    ours = {*submission.notes, submission.problem}
+    notes = tuple(note for note in found.notes if note not in ours)
+    nameless = replace(found, student="", student_id="", file="", notes=notes)
+    write_text(path, json.dumps(asdict(nameless), indent=1) + "\n")
+
+
+def _named(known: Grade, submission: Submission) -> Grade:
+    """Return a kept result with the name and the notes that it was kept without."""
+    notes = (*submission.notes, *filter(None, [submission.problem]), *known.notes)
+    return replace(
+        known, student=submission.student, student_id=submission.student_id, file=submission.file,
+        system=submission.system, notes=notes,
+    )  # fmt: skip
 
 
 def _kept(path: Path) -> Grade | None:

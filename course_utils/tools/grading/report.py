@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import hmac
 import io
 import json
 import re
+import secrets
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,22 +25,49 @@ MAX_MISTAKES = 5  # of each exercise, on the class page
 def write_report(result: ClassResult, *, pseudonyms: bool = False) -> None:
     """Write ``grades.csv``, ``grades.json``, ``class.html`` and a page for each student into the run's folder.
 
-    With ``pseudonyms``, names stand in ``grades.csv`` and nowhere else.
+    For what Moodle's downloads held there is also a grading worksheet for each lesson, ``moodle-01_tensors.csv``. With
+    ``pseudonyms``, names stand in these tables and nowhere else.
     """
     write_text(result.out / "grades.csv", csv_text(result.grades))
-    grades = [_renamed(grade) for grade in result.grades] if pseudonyms else list(result.grades)
+    for lesson in sorted({grade.lesson for grade in result.grades if grade.system == "moodle" and grade.lesson}):
+        write_text(result.out / f"moodle-{lesson}.csv", worksheet_text(result.grades, lesson))
+    grades = list(result.grades)
+    if pseudonyms:
+        secret = _secret(result.out / "results" / "pseudonyms.key")
+        grades = [_renamed(grade, secret) for grade in grades]
+        grades.sort(key=lambda grade: (grade.student, grade.lesson))  # their order would tell the names
     write_text(
         result.out / "grades.json", json.dumps([asdict(grade) for grade in grades], indent=1, ensure_ascii=False) + "\n"
     )
-    pages = result.out / "feedback"
-    students = sorted({grade.student for grade in grades}, key=str.casefold)
+    students = sorted({_who(grade) for grade in grades}, key=lambda who: (who[0].casefold(), who[1]))
     names = page_names(students)
-    for student in students:
-        mine = [grade for grade in grades if grade.student == student]
-        write_text(pages / names[student], _page("student.html.j2", student=student, grades=mine))
+    for who in students:
+        mine = [grade for grade in grades if _who(grade) == who]
+        write_text(result.out / "feedback" / names[who], _page("student.html.j2", student=who[0], grades=mine))
+    for path in (result.out / "feedback").glob("*.html"):  # of an earlier run, perhaps under other names
+        if path.name not in names.values():
+            path.unlink()
+    pages = {(grade.student, grade.student_id): names[_who(grade)] for grade in grades}
     write_text(
-        result.out / "class.html", _page("class.html.j2", lessons=class_facts(grades), names=names, grades=grades)
+        result.out / "class.html", _page("class.html.j2", lessons=class_facts(grades), pages=pages, grades=grades)
     )
+
+
+def _who(grade: Grade) -> tuple[str, str]:
+    """Return what tells students apart: two may have the same name."""
+    return grade.student, grade.student_id
+
+
+def worksheet_text(grades: tuple[Grade, ...], lesson: str) -> str:
+    """Return Moodle's grading worksheet for one lesson, which an assignment with "Offline grading worksheet" takes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)"])
+    for grade in grades:
+        if grade.system == "moodle" and grade.lesson == lesson:
+            row = [f"Participant {grade.student_id}", _plain(grade.student), grade.points, grade.max_points, "-"]
+            writer.writerow(row)
+    return text.getvalue()
 
 
 def csv_text(grades: tuple[Grade, ...]) -> str:
@@ -76,20 +105,42 @@ def class_facts(grades: list[Grade]) -> list[dict[str, Any]]:
     return lessons
 
 
-def page_names(students: list[str]) -> dict[str, str]:
-    """Return a file name for each student's page; names that differ only in what files can't hold stay apart."""
-    names: dict[str, str] = {}
-    for student in students:
+def page_names(students: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return a file name for each student's page, by name and number; no two differ in nothing but case."""
+    names: dict[tuple[str, str], str] = {}
+    taken: set[str] = set()
+    for student, number in students:
         stem = re.sub(r"[^\w-]+", "-", student).strip("-")[:60] or "student"
-        if f"{stem}.html".casefold() in {name.casefold() for name in names.values()}:
-            stem = f"{stem}-{hashlib.sha256(student.encode()).hexdigest()[:6]}"
-        names[student] = f"{stem}.html"
+        if f"{stem}.html".casefold() in taken:
+            stem = f"{stem}-{hashlib.sha256(f'{student}{number}'.encode()).hexdigest()[:6]}"
+        names[student, number] = f"{stem}.html"
+        taken.add(f"{stem}.html".casefold())
     return names
 
 
-def _renamed(grade: Grade) -> Grade:
-    digest = hashlib.sha256(f"{grade.student}\0{grade.student_id}".encode()).hexdigest()[:8]
-    return replace(grade, student=f"student-{digest}", student_id="", file=f"{grade.lesson or 'file'}.ipynb")
+def _secret(path: Path) -> bytes:
+    """Return the key of this folder's pseudonyms; without it, a list of names doesn't tell who is who."""
+    try:
+        return bytes.fromhex(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made = secrets.token_bytes(16)
+        write_text(path, made.hex())
+        return made
+
+
+def _renamed(grade: Grade, secret: bytes) -> Grade:
+    who = f"{grade.student}\0{grade.student_id}".encode()
+    name = f"student-{hmac.new(secret, who, 'sha256').hexdigest()[:8]}"
+    file = f"{grade.lesson or 'file'}.ipynb"
+
+    def hidden(text: str) -> str:
+        for word in sorted(filter(None, (grade.file, grade.student, grade.student_id)), key=len, reverse=True):
+            text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", file if word == grade.file else name, text)
+        return text
+
+    exercises = tuple({**row, "message": hidden(row["message"])} for row in grade.exercises)
+    notes = tuple(map(hidden, grade.notes))
+    return replace(grade, student=name, student_id="", file=file, notes=notes, exercises=exercises)
 
 
 def _page(template: str, **facts: Any) -> str:
