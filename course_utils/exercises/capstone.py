@@ -39,8 +39,8 @@ EXERCISES = [
         kind=CLINIC,
         finding="loss.softmax-before-cross-entropy",
         hints=(
-            "Five faults: what the network reads, what the loss gets, what a step starts from, which mode an epoch "
-            "starts in, and what a mean of batches is worth.",
+            "Ask of each line: what does the network read, what does the loss get, what does a step start from, in "
+            "which mode does an epoch start, and what is a mean of batches worth?",
             "doctor.examine(**make_run(…)) names the line and a repair for each. Repair one, run again.",
             "images / 255; no Softmax; zero_grad before backward; back to train mode after evaluate; count the right "
             "ones and divide by all",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.capstone import HASTY, RARE, Pile, Truth, balanced_accuracy, hidden_digits, make_pile
 from course_utils.exercises.compare import describe, has_dtype, has_shape, is_close, is_equal, is_true, is_unchanged
@@ -13,9 +15,12 @@ from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 
 PEAK = 255.0
-MIN_ACCURACY = 0.92  # balanced, on hidden digits: 2 points above training on the pile as it came
+# Balanced, on hidden digits. Over eight piles, eight epochs with augmentation reach 91.5 % to 96.4 %, with or without
+# class weights and a schedule; a schedule alone 90.2 % to 93.5 %. One epoch reaches 85 % at most, five plain ones 88 %.
+MIN_ACCURACY = 0.90
 MIN_RECALL, MIN_PRECISION = 0.8, 0.7
-MSG_MASK = "A mask: one tensor of truth values, shape (N,)."
+MIN_ASKED_FRESH = 0.3  # of the examples; asking about other parts gives 1, about the network's own ones 0
+MSG_MASK = "A mask: one bool tensor of shape (N,), True for what is asked for."
 MSG_WRONG_WAY = "More than half of all labels are under suspicion. Is the mask the wrong way round?"
 N_FEW = 250  # examples for the runs that only ask whether the same seed gives the same bits
 FIRST_SEED = 2**20  # the seeds of these piles are far from those that the lesson shows
@@ -123,18 +128,68 @@ def check_restore(restore: Callable, inputs: Inputs) -> Iterator[Check]:
     )
 
 
+class _Watch:
+    """Sees which examples each network is trained on and asked about, inside ``with``.
+
+    Paper, which is 0, becomes a value far below one grey level that names the example. Shifts and turns leave most of
+    it as it is. What can't be read, since the images were changed in another way, counts as asked fresh.
+    """
+
+    STEP = 1e-6
+
+    def __init__(self, images: Tensor) -> None:
+        self.n = len(images)
+        marks = self.STEP * torch.arange(1, self.n + 1, dtype=images.dtype)
+        images.copy_(torch.where(images == 0, marks[:, None, None, None], images))
+        self.trained: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+        self.asked, self.fresh = (torch.zeros(self.n, dtype=torch.bool) for _ in range(2))
+
+    @property
+    def share_asked_fresh(self) -> float:
+        """Of the examples that a network was asked about, the share asked of one that was not trained on them."""
+        return (self.fresh & self.asked).sum().item() / self.asked.sum().item() if self.asked.any() else 1.0
+
+    def __enter__(self) -> _Watch:
+        self.handle = register_module_forward_pre_hook(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.remove()
+
+    def _see(self, module: nn.Module, inputs: tuple) -> None:
+        x = inputs[0] if inputs else None
+        if type(x) is not Tensor or not x.is_floating_point() or x.dim() < 2 or x[0].numel() != 28 * 28:
+            return
+        names = (x.detach().reshape(-1, 28, 28)[:, 1::3, 1::3].flatten(1) / self.STEP).round().mode(1).values
+        places = names[(names >= 1) & (names <= self.n)].long() - 1
+        learned = self.trained.setdefault(module, torch.zeros(self.n, dtype=torch.bool))
+        if module.training and torch.is_grad_enabled():
+            learned[places] = True
+        else:
+            self.asked[places] = True
+            self.fresh[places[~learned[places]]] = True
+
+
 def check_suspects(suspects: Callable, inputs: Inputs) -> Iterator[Check]:
     """capstone.suspects: wrong labels, judged by what is known about the pile."""
     pile, truth, _ = pile_for(inputs)
     usable = ~truth.unusable
     images = restored(pile.images, truth.inverted)[usable]
     labels, right, annotators = pile.labels[usable], truth.labels[usable], pile.annotators[usable]
-    given = labels.clone()
-    answer = suspects(images, labels, annotators)
+    given, watch = labels.clone(), _Watch(images)
+    with watch:
+        answer = suspects(images, labels, annotators)
     yield is_true("returns a tensor", type(answer) is Tensor, detail=f"got {describe(answer)}", hint=MSG_MASK)
     yield has_shape("one answer for each example", answer, labels.shape, hint=MSG_MASK)
     yield has_dtype("of truth values", answer, torch.bool, hint=MSG_MASK)
     yield is_unchanged("the labels stay as they were", labels, given)
+    yield is_true(
+        "asks a network about examples that it was not trained on",
+        watch.share_asked_fresh >= MIN_ASKED_FRESH,
+        detail=f"only {watch.share_asked_fresh:.0%} of the examples were asked of such a network",
+        hint="A network learns the labels that it is trained on, the wrong ones too: ask one that was not trained on "
+        "the example. Cut the data into parts, train on all but one, ask about that one.",
+    )
     wrong = labels != right
     recall = (answer & wrong).sum().item() / max(int(wrong.sum()), 1)
     hasty = annotators == HASTY

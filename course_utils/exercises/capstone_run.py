@@ -45,7 +45,7 @@ def check_clinic_run(make_run: Callable, inputs: Inputs) -> Iterator[Check]:
         "the doctor has neither an error nor a warning",
         not certain,
         detail=f"{certain[0].code}: {certain[0].message}" if certain else "",
-        hint=f"{len(certain)} left. Repair: {certain[0].fix}" if certain else "",
+        hint=f"Repair: {certain[0].fix}" if certain else "",
     )
     alone = doctor.examine(**{name: parts[name] for name in PARTS if name != "train"})
     certain = [finding for finding in alone.findings if finding.severity != "note"]

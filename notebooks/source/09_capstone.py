@@ -118,13 +118,13 @@ show(fig, "The least ink, a medium amount, and the most: six of each, with their
 # %% [markdown] id="exercise-images-that-nothing-can"
 # ### Exercise: images that nothing can be learned from
 #
-# Return a mask of the images that are useless: some pixel is nan, or there is no ink at all (all pixels are 0). Images
-# with ink and paper exchanged are *not* useless, since they can be turned back.
+# Return a mask, a bool tensor of shape (N,) that is True for each useless image: some pixel is nan, or there is no ink
+# at all (all pixels are 0). Images with ink and paper exchanged are *not* useless, since they can be turned back.
 
 
 # %% id="ex-unusable" tags=["exercise"] exercise="capstone.unusable"
 def unusable(images):
-    """Tell for each raw image, (N, 1, 28, 28), whether it is useless; (N,) bool."""
+    """Tell for each raw image, (N, 1, 28, 28), whether it is useless; a bool tensor, (N,)."""
     ### BEGIN SOLUTION
     rows = images.flatten(1)
     return rows.isnan().any(1) | (rows.nan_to_num().amax(1) == 0)
@@ -157,11 +157,10 @@ check("capstone.restore", restore)
 # %% [markdown] id="the-run-they-left"
 # ## 3. The run they left behind
 #
-# The pile came with a training run. It takes raw pixels, it runs without an error, and it learned hardly anything. Read
-# it in the next cell, and don't run it yet.
+# The pile came with a training run. It takes raw pixels, it runs without an error, and it learned hardly anything. Its
+# code is in the clinic below. Read it, and don't run it yet.
 #
-# **Predict.** How many faults do you see? Compare with what the doctor finds: `doctor.examine` takes the parts, watches a
-# few steps on copies, and changes nothing.
+# **Predict.** How many faults do you see?
 
 # %% id="predict-run" tags=["prediction"]
 guess = ...  # a number
@@ -170,8 +169,11 @@ guess = ...  # a number
 # ### Clinic: the run they left behind
 #
 # Repair it. The keys stay, and so do the arguments of `step`, `train` and `evaluate`. The last tenth is held out. The
-# doctor must have neither an error nor a warning left, and the run must learn. With `report` in a cell of its own you
-# see the evidence for each finding, and the line.
+# doctor must have neither an error nor a warning left, and the run must learn.
+#
+# Compare your prediction with all that the doctor finds: set `shows_findings` to True at the end of the cell.
+# `doctor.examine` takes the parts, watches a few steps on copies, and changes nothing. With `report` in a cell of its
+# own you see the evidence for each finding, and the line.
 
 
 # %% id="clinic-run" tags=["clinic"] exercise="capstone.clinic-run"
@@ -244,10 +246,12 @@ def make_run(images, labels):
     }
 
 
-report = doctor.examine(**make_run(pile.images.nan_to_num(0), pile.labels))
-print(f"the doctor finds {len(report.findings)}")
-for finding in report.findings:
-    print(f"{finding.severity:8} {finding.code:33} repair: {finding.fix}")
+shows_findings = False  # True, once your prediction stands: all that the doctor finds
+if shows_findings:
+    report = doctor.examine(**make_run(pile.images.nan_to_num(0), pile.labels))
+    print(f"the doctor finds {len(report.findings)}")
+    for finding in report.findings:
+        print(f"{finding.severity:8} {finding.code:33} repair: {finding.fix}")
 check("capstone.clinic-run", make_run)
 # hint("capstone.clinic-run")
 
@@ -261,9 +265,9 @@ check("capstone.clinic-run", make_run)
 # ### Exercise: train, and get the same again
 #
 # Train a network on restored images and their labels. Most wrong labels are out already (the next section sees to
-# that), and two digits are rare. Return it in eval mode; it gives ten scores for each restored image. The same seed gives the same weights,
-# whatever was drawn at random before. The balanced accuracy on hidden digits must be at least 92 %. Hidden digits are
-# turned and moved a little, as they come from another scanner. The check trains on a new pile.
+# that), and two digits are rare. Return it in eval mode; it gives ten scores for each restored image. The same seed
+# gives the same weights, whatever was drawn at random before. The balanced accuracy on hidden digits must be at least
+# 90 %. Hidden digits are turned and moved a little, as they come from another scanner. The check trains on a new pile.
 
 
 # %% id="ex-train" tags=["exercise"] exercise="capstone.train"
@@ -314,15 +318,15 @@ print("at least twice as much as each of the others:", bool((shares.max() >= 2 *
 #
 # ### Exercise: labels that are probably wrong
 #
-# Return a mask of the examples whose label you don't believe. The images are usable and restored. At least 80 % of the
-# wrong labels must be found, and at least 70 % of your suspects must be wrong ones. Nobody tells you the hasty
-# annotator's number; it may be another one in another pile. Your own `train` may be called. The check draws a new pile
-# and takes some seconds.
+# Return a mask, again a bool tensor, that is True where you don't believe the label. The images are usable and restored.
+# At least 80 % of the wrong labels must be found, and at least 70 % of your suspects must be wrong ones. Ask no network
+# about an example that it was trained on. Nobody tells you the hasty annotator's number; it may be another one in
+# another pile. Your own `train` may be called. The check draws a new pile and takes some seconds.
 
 
 # %% id="ex-suspects" tags=["exercise"] exercise="capstone.suspects"
 def suspects(images, labels, annotators):
-    """Tell for each example whether its label is probably wrong; (N,) bool."""
+    """Tell for each example whether its label is probably wrong; a bool tensor, (N,)."""
     ### BEGIN SOLUTION
     fold = torch.arange(len(labels)) % 3
     belief = torch.zeros(len(labels), 10)
@@ -467,7 +471,7 @@ folder.cleanup()
 #
 # The acceptance test draws a new pile and judges the service through HTTP, as a customer would:
 #
-# - 1,000 hidden digits, a fifth of them inverted: a balanced accuracy of at least 92 %;
+# - 1,000 hidden digits, a fifth of them inverted: a balanced accuracy of at least 90 %;
 # - 21 kinds of bad requests: a 4xx and a sentence each, and the service goes on;
 # - the job done twice with the same seed, on a small pile: the same answers to the last digit;
 # - an honest report: the bytes are those of the file, the accuracy is at most 5 points from the truth.

@@ -55,7 +55,7 @@ WRONG["capstone.unusable"] = {
     "a faint peak": (lambda x: _by_sum(x) | (x.flatten(1).amax(1) < 10), "no threshold on the mean"),
     "all pixels nan": (lambda x: x.isnan().flatten(1).all(1) | (x.flatten(1).amax(1) == 0), "any(1), not all(1)"),
     "the useful ones": (lambda x: ~_by_sum(x), "This mask marks the useful images"),
-    "an array": (lambda x: _by_sum(x).numpy(), "one tensor of truth values"),
+    "an array": (lambda x: _by_sum(x).numpy(), "one bool tensor of shape (N,)"),
     "inverted ones too": (lambda x: _by_sum(x) | (x.nan_to_num().mean((1, 2, 3)) > 128), "can be turned back"),
     "one for all": (lambda x: _by_sum(x).any(), "one answer for each image"),
     "numbers": (lambda x: _by_sum(x).float(), "of truth values"),
@@ -278,7 +278,25 @@ def _dropout_forgotten(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
     return net.eval()
 
 
-RIGHT["capstone.train"] = {"balanced batches": _balanced_batches, "a seed made of the seed": _global_seed}
+def _untrained(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
+    with seeded(seed):
+        return DigitCNN(width=8).eval()
+
+
+def _softmax_twice(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
+    with seeded(seed):
+        net = DigitCNN(width=8)
+        batches = Batches(images, labels, 64, generator=stream(seed, "order"))
+        loss = nn.CrossEntropyLoss()
+        fit(net, lambda z, y: loss(z.softmax(1), y), torch.optim.Adam(net.parameters()), batches, epochs=2)
+    return net.eval()
+
+
+RIGHT["capstone.train"] = {
+    "balanced batches": _balanced_batches,
+    "a seed made of the seed": _global_seed,
+    "no augmentation": lambda x, y, seed: _train(x, y, seed, augment=False),
+}
 WRONG["capstone.train"] = {
     "the order is not seeded": (_order_forgotten, "Seed the first weights"),
     "dropout is not seeded": (_dropout_forgotten, "Seed the first weights"),
@@ -286,9 +304,11 @@ WRONG["capstone.train"] = {
     "train mode": (lambda x, y, seed: _train(x, y, seed, epochs=1).train(), "model.eval()"),
     "one epoch": (lambda x, y, seed: _train(x, y, seed, epochs=1), "a balanced accuracy of at least"),
     "rare digits don't count": (
-        lambda x, y, seed: _train(x, y, seed, epochs=2, augment=False, weigh=False),
-        "a balanced accuracy of at least",
+        lambda x, y, seed: _train(x, y, seed, epochs=1, augment=False, weigh=False),
+        "it is rare in the pile",
     ),
+    "not trained": (_untrained, "Guessing gets 10%"),
+    "a softmax before the loss": (_softmax_twice, "a balanced accuracy of at least"),
     "a function": (lambda x, y, seed: lambda images: images, "returns a module"),
     "labels of others": (lambda x, y, seed: _train(x, (y + 1) % 10, seed, epochs=1), "Guessing gets 10%"),
     "float64 weights": (lambda x, y, seed: _train(x, y, seed, epochs=1).double(), "no double()"),
@@ -345,21 +365,53 @@ def _by_heart(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
         return net(images).softmax(1).gather(1, labels[:, None]).squeeze(1) < 0.02
 
 
+def _own(images: Tensor, labels: Tensor, annotators: Tensor, held_out: int = 0) -> Tensor:
+    """One network for all: it finds what is asked for, since four epochs learn little by heart."""
+    learned = torch.arange(len(labels)) % 10 >= held_out
+    net = _train(images[learned], labels[learned], 0, epochs=4)
+    with torch.no_grad():
+        belief = net(images).softmax(1)
+    differs = belief.argmax(1) != labels
+    return differs & (_hasty(differs, annotators) | (belief.gather(1, labels[:, None]).squeeze(1) < 0.05))
+
+
+def _mostly_own(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
+    return _own(images, labels, annotators, held_out=1)
+
+
+def _one_object(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
+    """Three parts, and one network object that gets the weights of each training."""
+    fold, belief = torch.arange(len(labels)) % 3, torch.zeros(len(labels), 10)
+    net = DigitCNN(width=8)
+    for part in range(3):
+        net.load_state_dict(_train(images[fold != part], labels[fold != part], part, epochs=4).state_dict())
+        with torch.no_grad():
+            belief[fold == part] = net.eval()(images[fold == part]).softmax(1)
+    differs = belief.argmax(1) != labels
+    return differs & (_hasty(differs, annotators) | (belief.amax(1) > 0.9))
+
+
 def _corrected(images: Tensor, labels: Tensor, annotators: Tensor) -> Tensor:
     labels[:] = 0
     return labels == 1
 
 
-RIGHT["capstone.suspects"] = {"four parts": _four_parts, "a threshold for each annotator": _by_rate}
+RIGHT["capstone.suspects"] = {
+    "four parts": _four_parts,
+    "a threshold for each annotator": _by_rate,
+    "one object for three networks": _one_object,
+}
 WRONG["capstone.suspects"] = {
     "doubts everybody": (_everybody, "of the suspects are wrong"),
     "all of the hasty one": (lambda x, y, a: a == 2, "Most of the hasty annotator's labels are right"),
     "only the hasty one": (_only_hasty, "They slip too"),
     "one threshold for all": (_one_threshold, "One rule for all asks too much"),
     "believed ones": (lambda x, y, a: a < 2, "Is the mask the wrong way round?"),
-    "a list of places": (lambda x, y, a: torch.nonzero(a == 2).flatten(), "one tensor of truth values"),
+    "a list of places": (lambda x, y, a: torch.nonzero(a == 2).flatten(), "one bool tensor of shape (N,)"),
     "nobody": (lambda x, y, a: y > 10, "was not trained on the example"),
-    "knows the wrong labels by heart": (_by_heart, "was not trained on the example"),
+    "knows the wrong labels by heart": (_by_heart, "asks a network about examples that it was not trained on"),
+    "trained on its own examples, and finds enough": (_own, "0% of the examples were asked of such a network"),
+    "all but a tenth of them its own": (_mostly_own, "10% of the examples were asked of such a network"),
     "the wrong way round": (lambda x, y, a: ~(a == 2) | (y != 4), "Is the mask the wrong way round?"),
     "corrects the labels": (_corrected, "the labels stay as they were"),
 }
