@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+BASE_S, STEPS = 2.0, 20.0  # an examination takes no more than BASE_S and so many steps of the reader
 AGAIN_S = 0.5  # a bare `except:` may swallow the first interruption, so it comes again
 
 
@@ -22,10 +23,9 @@ class Budget:
     The limit is 2 s plus 20 times what one step of the reader takes, and never more than ``limit_s``.
     """
 
-    def __init__(self, limit_s: float, base_s: float = 2.0, steps: float = 20.0) -> None:
+    def __init__(self, limit_s: float) -> None:
         self.started = time.perf_counter()
         self.limit_s = limit_s
-        self._base_s, self._steps = base_s, steps
         self.step_s: float | None = None  # one step of the reader, s; None before it is known
 
     @property
@@ -37,7 +37,7 @@ class Budget:
         """Seconds for everything; before the first step is measured, all that there may be."""
         if self.step_s is None:
             return self.limit_s
-        return min(self.limit_s, self._base_s + self._steps * self.step_s)
+        return min(self.limit_s, BASE_S + STEPS * self.step_s)
 
     @property
     def left_s(self) -> float:

@@ -227,7 +227,11 @@ FOUND: dict[str, dict[str, tuple[str, ...]]] = {
         "clipping": ("loop.clip-misplaced", "amp.clip-before-unscale"),
         "NaN": ("data.nonfinite", "numerics.nan-gradient", "numerics.loss-not-finite"),
         "modes": ("evaluation.train-mode", "evaluation.leaves-eval-mode", "loop.eval-mode-while-training"),
-        "schedules": ("scheduler.wrong-pace", "scheduler.before-optimizer", "scheduler.plateau-direction"),
+        "schedules": (
+            "scheduler.wrong-pace", "scheduler.before-optimizer", "scheduler.never-steps", "scheduler.plateau-direction",
+            "optimizer.learning-rate-zero",
+        ),
+        "gradients of another loss": ("loop.foreign-gradients",),
         "labels": ("loss.labels-out-of-range", "failure.step"),
     },
     "Memory and AMP": {

@@ -301,6 +301,9 @@ def process_state() -> dict[str, Any]:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "threads": torch.get_num_threads(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
     }
 
 
@@ -313,9 +316,18 @@ def restore_process(state: dict[str, Any]) -> None:
     random.setstate(state["random"])
     torch.set_grad_enabled(state["grad"])
     torch.set_default_dtype(state["dtype"])
-    if torch.are_deterministic_algorithms_enabled() != state["deterministic"][0]:
-        torch.use_deterministic_algorithms(state["deterministic"][0], warn_only=state["deterministic"][1])
+    is_on, warns_only = state["deterministic"]
+    if (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()) != (
+        is_on,
+        warns_only,
+    ):
+        torch.use_deterministic_algorithms(is_on, warn_only=warns_only)
     torch.autograd.set_detect_anomaly(*state["anomaly"])
+    if torch.get_num_threads() != state["threads"]:
+        torch.set_num_threads(state["threads"])
+    if torch.get_float32_matmul_precision() != state["matmul"]:
+        torch.set_float32_matmul_precision(state["matmul"])
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = state["cudnn"]
 
 
 def _slot_names(kind: type) -> list[str]:

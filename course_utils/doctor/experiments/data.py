@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,8 @@ def _equal(first: list[Tensor], second: list[Tensor]) -> bool:
 
 def _readings(dataset: Any, facts: DataFacts) -> None:
     """Read one example several times from the same random state: what differs was written into the data."""
+    _seed(0)
+    dataset[0]  # a cache is filled now, so that its arrays are among those that are compared
     before = Snapshot.of(dataset)
     own = [(generator, state) for generator, state in before._generators]
     readings = []
@@ -251,24 +254,37 @@ def _overlap(examination: Examination, facts: DataFacts) -> None:
     if isinstance(train, Dataset) and isinstance(val, Dataset) and not isinstance(train, IterableDataset):
         ours, theirs = _indices(train), _indices(val)
         if ours is not None and theirs is not None and ours[0] is theirs[0]:
-            facts.train_size, facts.val_size = len(set(ours[1])), len(set(theirs[1]))
-            facts.shared, facts.shared_by = len(set(ours[1]) & set(theirs[1])), "index"
-            return
+            facts.train_size, facts.val_size, facts.shared = _compared(ours[1], theirs[1])
+            facts.shared_by = "index"
+            if facts.shared:
+                return
     if (val_loader is None and val is None) or parts.loader is val_loader:
         return
     ours = _contents(parts, parts.loader)
     theirs = _contents(parts, val_loader if val_loader is not None else DataLoader(val, 16))
-    distinct = len(set(theirs)) == len(theirs) and (len(set(ours)) == len(ours) or len(set(ours)) > 0.3 * len(ours))
+    if not ours or not theirs:
+        return
+    distinct = all(len(set(some)) > 0.3 * len(some) for some in (ours, theirs))
     if ours and theirs and distinct and _are_rich(parts, parts.loader):
         facts.train_size, facts.val_size = len(ours), len(theirs)
-        facts.shared, facts.shared_by = len(set(ours) & set(theirs)), "content"
+        both = set(ours) & set(theirs)
+        facts.shared, facts.shared_by = sum(row in both for row in theirs), "content"
 
 
-def _indices(dataset: Any) -> tuple[Any, list[int]] | None:
+def _compared(ours: Sequence[int], theirs: Sequence[int]) -> tuple[int, int, int]:
+    """Return how many indices each side has, and how many are on both."""
+    if ours == theirs and isinstance(ours, range):
+        return len(ours), len(theirs), len(ours)
+    short, long = (ours, theirs) if len(ours) < len(theirs) else (theirs, ours)
+    known = long if isinstance(long, range) else set(long)
+    return len(ours), len(theirs), sum(index in known for index in set(short))
+
+
+def _indices(dataset: Any) -> tuple[Any, Sequence[int]] | None:
     """Return the data set at the bottom of nested subsets, and the indices that are used of it."""
     if not isinstance(dataset, Subset):
         size = _size(dataset)
-        return (dataset, list(range(size))) if size else None
+        return (dataset, range(size)) if size else None
     below = _indices(dataset.dataset)
     return None if below is None else (below[0], [below[1][int(i)] for i in dataset.indices])
 

@@ -16,13 +16,15 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from course_utils.doctor.experiments.run import Kept, look_at_variables
 from course_utils.doctor.functions import Calls, FunctionObserver
-from course_utils.doctor.parts import batch_size, tensors_of
+from course_utils.doctor.parts import batch_size, length_of, tensors_of
 from course_utils.doctor.running import Failure, Outcome, attempt
 from course_utils.doctor.tracing import Recorder, Trace, recording
 from course_utils.errors import UsageError
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
+
+LISTED = 10_000  # batches at most of which the indices are listed
 
 
 @dataclass
@@ -182,7 +184,7 @@ def _two_batches(loader: Any) -> tuple[tuple[Any, Any], tuple[int, int], Callabl
             (sized[0][0], other[0]),
             lambda target, chosen: target.__setitem__(slice(None), chosen),
         )
-    if isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, BatchSampler):
+    if isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, BatchSampler) and _is_short(loader):
         state = torch.get_rng_state()
         indices = list(loader.batch_sampler)
         torch.set_rng_state(state)
@@ -195,6 +197,12 @@ def _two_batches(loader: Any) -> tuple[tuple[Any, Any], tuple[int, int], Callabl
 
         return (indices[0], other_indices), (len(indices[0]), len(other_indices)), put
     return None
+
+
+def _is_short(loader: DataLoader) -> bool:
+    """Tell whether the indices of a whole pass can be listed."""
+    length = length_of(loader)
+    return length is not None and length <= LISTED
 
 
 def _scalar(value: Any) -> float | None:

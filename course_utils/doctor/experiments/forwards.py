@@ -199,7 +199,7 @@ def _neighbours(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> No
         handle.remove()
     alone = _first(_call(model, clone_tree(inputs)))
     fewer = _first(_call(model, take(inputs, slice(0, size - 1), size)))  # a model bound to its batch size fails here
-    if alone is None or fewer is None or not alone.is_floating_point():
+    if alone is None or fewer is None or not alone.is_floating_point() or bool(alone.isnan().any()):
         return
     facts.scale = float(alone.abs().max()) + 1e-12
     if fewer.shape[1:] != alone.shape[1:]:
@@ -285,7 +285,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
     kind, place, real, channels = found  # real: (N, T), True for a real place
     leaves = tensors_of(inputs)
     usual = _first(_call(model, clone_tree(inputs)))
-    if usual is None or not usual.is_floating_point():
+    if usual is None or not usual.is_floating_point() or bool(usual.isnan().any()):
         return
 
     def effect(where: Tensor, keep_first: bool) -> float:
@@ -294,14 +294,14 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
         if keep_first:
             where = where.clone()
             where[:, 0] = False
-        if target.is_floating_point():
+        if not target.is_floating_point():  # token numbers: others that occur
+            changed[place] = torch.where(where, _other_tokens(target, real), target)
+        else:
             change = torch.full_like(target, 3.0)
             if target.ndim > 2:
                 change[..., ~channels] = 0
             mask = where if target.ndim == 2 else where.unsqueeze(-1)
             target += change * mask.to(target.dtype)
-        else:
-            return 0.0
         result = _first(_call(model, _rebuilt(inputs, changed)))
         if result is None or result.shape != usual.shape:
             return 0.0
@@ -332,6 +332,8 @@ def _future(model: nn.Module, inputs: Any, labels: Any, size: int, facts: Forwar
     usual, other = _first(_call(model, clone_tree(inputs))), _first(_call(model, _rebuilt(inputs, [changed])))
     if usual is None or other is None or usual.shape != other.shape or torch.equal(changed, x):
         return
+    if bool(usual.isnan().any()):
+        return
     difference = (usual - other).abs().float()
     time = next((axis for axis in (1, 2) if difference.ndim > axis and difference.shape[axis] == x.shape[1]), None)
     if time is None or difference.shape[0] != size:
@@ -344,6 +346,17 @@ def _find_padding(inputs: Any, size: int) -> tuple[str, int, Tensor, Tensor] | N
     """Return how padding is marked, the leaf with the sequences, which places are real, and the channels to change."""
     leaves = tensors_of(inputs)
     for place, leaf in enumerate(leaves):
+        if _are_tokens(leaf, size):
+            for other, mark in enumerate(leaves):
+                if other != place and mark.shape == leaf.shape and _is_mask(mark):
+                    real = mark.bool() if _ends_padded(mark.bool()) else ~mark.bool()
+                    if _ends_padded(real) and _is_constant(leaf, ~real):
+                        return "mask", place, real, torch.ones(1, dtype=torch.bool)
+                if other != place and mark.shape == (size,) and not mark.is_floating_point() and int(mark.min()) > 0:
+                    real = torch.arange(leaf.shape[1]).unsqueeze(0) < mark.unsqueeze(1)
+                    if bool((~real).any()) and _is_constant(leaf, ~real):
+                        return "lengths", place, real, torch.ones(1, dtype=torch.bool)
+            continue
         if not leaf.is_floating_point() or leaf.ndim not in (2, 3) or leaf.shape[0] != size or leaf.shape[1] < 2:
             continue
         every = torch.ones(leaf.shape[-1], dtype=torch.bool)
@@ -368,6 +381,24 @@ def _find_padding(inputs: Any, size: int) -> tuple[str, int, Tensor, Tensor] | N
                     channels[channel] = False
                     return "mask channel", place, mark.bool(), channels
     return None
+
+
+def _are_tokens(leaf: Tensor, size: int) -> bool:
+    return (
+        leaf.dtype in (torch.int64, torch.int32)
+        and leaf.ndim == 2
+        and leaf.shape[0] == size
+        and leaf.shape[1] >= 2
+        and not _is_mask(leaf)
+    )
+
+
+def _other_tokens(tokens: Tensor, real: Tensor) -> Tensor:
+    """Return, for every place, a token number that occurs at some real place, and that is not the one there."""
+    known = tokens[real].unique()
+    places = torch.arange(tokens.numel()).reshape(tokens.shape)
+    first, second = known[places % len(known)], known[(places + 1) % len(known)]
+    return torch.where(first == tokens, second, first)
 
 
 def _is_mask(mark: Tensor) -> bool:

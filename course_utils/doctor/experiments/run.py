@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from course_utils.doctor.experiments.twins import compare_twin, find_twin
 from course_utils.doctor.functions import Calls, FunctionObserver
-from course_utils.doctor.parts import clone_tree, tensors_of
+from course_utils.doctor.parts import clone_tree, named_leaves, tensors_of
 from course_utils.doctor.running import Failure
+from course_utils.doctor.snapshot import is_library
 from course_utils.doctor.tracing import Recorder, Trace, count_nodes, custom_functions, nodes_under, recording
 from course_utils.doctor.where import reader_frames
 
@@ -68,11 +69,15 @@ class Run:
         hidden_used: ids of hidden tensors that some function was given.
         values_into: for linear and convolutional layers, least and largest input, and whether all are whole numbers.
         loss_is_leaf: whether a loss was a leaf that requires gradients.
+        loss_dtypes: dtypes of the losses.
         functions: custom autograd Functions in the graph.
         kept: variables that keep graphs alive, after each of the first updates.
         holders: attributes and lists that keep graphs alive, likewise.
+        depths: for each of these, nodes of the graphs under it.
         chains: for each of these, whether its graph leads back to the one of the update before.
         pins: for the reader's lists, how many of their tensors hold on to a much larger storage.
+        edited: names of batch tensors that were changed in place.
+        is_stored: whether batches lie on memory that the reader's objects keep.
         symmetric: names of weights whose units were equal before and are still equal after they moved.
         states_alive: line, tensors and later updates of a state dict that is held and follows the live weights.
         ema: how an averaged copy stands to the model.
@@ -94,11 +99,15 @@ class Run:
     hidden_used: set[int] = field(default_factory=set)
     values_into: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
     loss_is_leaf: bool = False
+    loss_dtypes: set[torch.dtype] = field(default_factory=set)
     functions: set[Any] = field(default_factory=set)
     kept: list[Kept] = field(default_factory=list)
     holders: dict[str, list[int]] = field(default_factory=dict)
+    depths: dict[str, list[int]] = field(default_factory=dict)
     chains: dict[str, list[bool]] = field(default_factory=dict)
     pins: dict[int, list[int]] = field(default_factory=dict)
+    edited: list[str] = field(default_factory=list)
+    is_stored: bool = False
     symmetric: list[str] = field(default_factory=list)
     states_alive: tuple[str, int, int] | None = None
     ema: dict[str, Any] = field(default_factory=dict)
@@ -169,7 +178,7 @@ def _watch_forward(recorder: Recorder, run: Run, model: nn.Module) -> None:
     names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if module is model and len(run.roots) < ROOTS and output is not None:
+        if module is model and len(run.roots) < ROOTS and output is not None and not _is_wrapped((args, kwargs)):
             run.roots.append(Root(clone_tree(tuple(args)), clone_tree(kwargs), clone_tree(output)))
         name = names.get(id(module))
         if (
@@ -190,6 +199,11 @@ def _watch_forward(recorder: Recorder, run: Run, model: nn.Module) -> None:
     recorder.on_forward = note
 
 
+def _is_wrapped(tree: Any) -> bool:
+    """Tell whether there are tensors that live only inside of vmap or another function transform."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in tensors_of(tree))
+
+
 def _watch_losses(recorder: Recorder, run: Run) -> None:
     def note(first: Tensor) -> None:
         if len(run.nodes) < 3:
@@ -198,6 +212,7 @@ def _watch_losses(recorder: Recorder, run: Run) -> None:
             run.nodes.append(count_nodes(first, 5000))
         if first.requires_grad and first.grad_fn is None:
             run.loss_is_leaf = True
+        run.loss_dtypes.add(first.dtype)
 
     recorder.on_backward = note
 
@@ -226,6 +241,10 @@ def graph_size(value: Any) -> int:
     if isinstance(value, dict) and len(value) < 1000:
         leaves = [leaf for leaf in value.values() if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         return sum(count_nodes(leaf, 2000) for leaf in leaves)
+    own = getattr(value, "__dict__", None)
+    if isinstance(own, dict) and not isinstance(value, (nn.Module, type)) and not is_library(type(value).__module__):
+        leaves = [leaf for leaf in own.values() if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        return sum(count_nodes(leaf, 2000) for leaf in leaves)  # a meter that adds up losses
     return 0
 
 
@@ -245,6 +264,7 @@ def _look_at_holders(examination: Examination, run: Run, heads: dict[str, set[An
         under = set().union(*(nodes_under(leaf, 2000) for leaf in held[-3:]))
         size = len(held) if name.startswith("list #") else len(under) + len(held)
         run.holders.setdefault(name, []).append(size)
+        run.depths.setdefault(name, []).append(len(under))
         run.chains.setdefault(name, []).append(bool(heads.get(name, set()) & under))
         heads[name] = {leaf.grad_fn for leaf in held}
     for number, container in enumerate(examination.snapshot.lists):
@@ -297,6 +317,12 @@ def _rows_equal(weight: Tensor) -> bool:
     """Tell whether all units of a layer, the rows of its weight, are one and the same."""
     value = weight.detach()
     return value.ndim >= 2 and value.shape[0] >= 2 and value.is_floating_point() and bool((value == value[:1]).all())
+
+
+def edited_leaves(before: Any, after: Any) -> list[str]:
+    """Return the names of a batch's tensors that are not what they were."""
+    pairs = zip(named_leaves(before), named_leaves(after), strict=False)
+    return [name for (name, old), (_, new) in pairs if old.shape != new.shape or differs(old, new)]
 
 
 def differs(first: Tensor, second: Tensor) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from course_utils.doctor.experiments.run import Run, differs, observing
-from course_utils.doctor.parts import clone_tree, named_leaves, tensors_of
+from course_utils.doctor.experiments.run import Run, edited_leaves, observing
+from course_utils.doctor.parts import clone_tree, tensors_of
 from course_utils.doctor.running import Outcome, attempt
 from course_utils.doctor.tracing import counted
 
@@ -26,13 +26,9 @@ class Steps(Run):
     """What the steps did; see Run.
 
     Args:
-        edited: names of batch tensors that a step changed in place.
-        is_stored: whether batches lie on memory that the reader's objects keep.
         is_guess: whether the reader has a loop of their own, so that these steps only stand in for it.
     """
 
-    edited: list[str] = field(default_factory=list)
-    is_stored: bool = False
     is_guess: bool = False
 
 
@@ -99,7 +95,7 @@ def _observed(examination: Examination, facts: Steps, *, functions: bool = True)
         before = clone_tree(batch) if facts.count < 2 else None
         loss = parts.run_step(batch)
         if before is not None:
-            facts.edited += _edited(before, batch)
+            facts.edited += edited_leaves(before, batch)
             facts.is_stored = facts.is_stored or any(map(examination.snapshot.keeps_storage_of, tensors_of(batch)))
         facts.losses.append(_float(next(iter(tensors_of(loss)), loss)))
         facts.count += 1
@@ -140,11 +136,6 @@ def _cycle(examination: Examination) -> Iterator[Any]:
             yield batch
         if is_empty:
             return
-
-
-def _edited(before: Any, after: Any) -> list[str]:
-    pairs = zip(named_leaves(before), named_leaves(after), strict=False)
-    return [name for (name, old), (_, new) in pairs if old.shape != new.shape or differs(old, new)]
 
 
 def _float(value: Any) -> float:

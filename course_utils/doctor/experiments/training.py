@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from course_utils.doctor.experiments.run import Run, observing
+from course_utils.doctor.experiments.run import Run, edited_leaves, observing
 from course_utils.doctor.parts import LimitedLoader, clone_tree, tensors_of
 from course_utils.doctor.running import attempt
 from course_utils.doctor.tracing import CountedLoader, Recorder, replace
@@ -77,8 +77,14 @@ def _observed(examination: Examination, *, functions: bool = True) -> Training:
     facts.modules = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
     facts.hooks_before = _hooks(model)
     orders: dict[int, list[float]] = {}
+    handed: list[tuple[Any, Any]] = []  # the batch before, as it was, and itself
 
     def note_order(epoch: int, number: int, batch: Any) -> None:
+        if handed:
+            facts.edited += edited_leaves(*handed.pop())
+        if number < 3 and epoch == 1:
+            handed.append((clone_tree(batch), batch))
+            facts.is_stored = facts.is_stored or any(map(examination.snapshot.keeps_storage_of, tensors_of(batch)))
         first = next(iter(tensors_of(batch)), None)
         if number < 3 and first is not None:
             orders.setdefault(epoch, []).append(float(first.double().sum()))
@@ -148,8 +154,8 @@ def _loader(examination: Examination, recorder: Recorder) -> tuple[Any, LimitedL
     if whole is None or whole > max(8, affordable):
         cut = LimitedLoader(loader, max(4, min(affordable, 64)))
     if isinstance(loader, DataLoader):
-        return cut or loader, cut  # DataLoader passes are counted at the class
-    return CountedLoader(cut or loader, recorder), cut
+        return loader if cut is None else cut, cut  # DataLoader passes are counted at the class
+    return CountedLoader(loader if cut is None else cut, recorder), cut
 
 
 def _hooks(model: nn.Module) -> dict[int, dict[Any, int]]:

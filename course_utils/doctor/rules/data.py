@@ -111,10 +111,10 @@ def reading_edits(examination: Examination) -> Iterator[Seen]:
     fix="x = x + noise  # instead of x += noise",
 )  # fmt: skip
 def batch_edited(examination: Examination) -> Iterator[Seen]:
-    steps = examination.steps
-    if not steps.edited or not steps.is_stored or steps not in examination.runs:
+    run = next((run for run in examination.runs if run.edited and run.is_stored), None)
+    if run is None:
         return
-    names = sorted(set(steps.edited))
+    names = sorted(set(run.edited))
     yield Seen(
         f"A step changes {', '.join(names)} in place, and the loader hands out its stored tensors: the data drift "
         "from epoch to epoch.",

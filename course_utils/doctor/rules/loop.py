@@ -530,6 +530,11 @@ def every_step_skipped(examination: Examination) -> Iterator[Seen]:
         skipped = [event for event in steps if event.facts["skipped"]]
         if len(steps) >= 6 and len(skipped) == len(steps) and not examination.batches.nonfinite:
             values = [b for b in trace.backwards if b.root != b.root]
+            steps_run = (
+                examination.steps if trace is examination.steps.trace else None
+            )  # what step() returns is unscaled
+            if steps_run is not None and steps_run.losses:
+                values = values or [v for v in steps_run.losses if v in (float("inf"), -float("inf"))]
             if values or steps[-1].facts["factor"] < 1:
                 yield Seen(
                     f"All {len(steps)} updates were skipped because the gradients are not finite, and the scale fell "
@@ -672,6 +677,61 @@ def scheduler_other_optimizer(examination: Examination) -> Iterator[Seen]:
                 "that does keeps its learning rate.",
                 {"learning_rate_in_use": rate},
             )
+
+
+@rule(
+    "scheduler.never-steps", WARNING, "05_training",
+    title="A scheduler is built and never stepped.",
+    looks="the calls of step() on schedulers in a whole run of your loop over several epochs.",
+    quiet="runs of one epoch, and runs that were cut for time: the scheduler may step outside of them.",
+    fix="scheduler.step()  # after each epoch",
+)  # fmt: skip
+def scheduler_never_steps(examination: Examination) -> Iterator[Seen]:
+    training = examination.training
+    if training is None or training.is_cut or training.failure is not None or training.trace.epochs < 2:
+        return
+    trace = training.trace
+    used = {update.optimizer for update in trace.updates}
+    idle = [s for s in examination.parts.schedulers if id(getattr(s, "optimizer", None)) in used]
+    if idle and not trace.of_kind("schedule") and len({update.lr for update in trace.updates}) == 1:
+        yield Seen(
+            f"{type(idle[0]).__name__} was not stepped once in {trace.epochs} epochs: the learning rate stays at "
+            f"{trace.updates[-1].lr:g}.",
+            {"epochs": trace.epochs, "updates": len(trace.updates), "calls": 0},
+        )
+
+
+@rule(
+    "loop.foreign-gradients", WARNING, "05_training",
+    title="An update contains gradients that were made for another optimizer.",
+    looks="updates that use two backward passes of one batch, of which another optimizer had used the first one before "
+    "the second ran.",
+    quiet="one backward pass for several optimizers; gradients that are cleared, or cut off by detach, in between.",
+    fix="critic_loss = critic(fake.detach())  # or generator_optimizer.zero_grad() before its own backward()",
+)  # fmt: skip
+def foreign_gradients(examination: Examination) -> Iterator[Seen]:
+    for trace in examination.traces:
+        hit = [update for update in trace.updates if _takes_foreign(trace, update)]
+        if len(hit) >= 2 and len(hit) >= 0.3 * len(trace.updates):
+            yield Seen(
+                f"{len(hit)} of {len(trace.updates)} updates contain the gradients of an earlier loss of the same "
+                "step, which another optimizer had used for its update: both losses are mixed here.",
+                {"updates": len(trace.updates), "with_foreign_gradients": len(hit)},
+            )
+            return
+
+
+def _takes_foreign(trace: Trace, update: Update) -> bool:
+    sources = [trace.backwards[number] for number in update.sources if number >= 0]
+    if len(sources) < 2 or update.stale or update.replaced or update.with_closure:
+        return False
+    first, last = sources[0], sources[-1]
+    if (first.epoch, first.batch) != (last.epoch, last.batch):
+        return False
+    return any(
+        other.optimizer != update.optimizer and first.index in other.sources
+        for other in trace.updates[: update.index] if other.index < last.updates
+    )  # fmt: skip
 
 
 @rule(

@@ -287,11 +287,11 @@ def out_of_range(examination: Examination) -> Iterator[Seen]:
 
 
 @rule(
-    "loss.float64", NOTE, "01_tensors",
+    "loss.float64", WARNING, "01_tensors",
     title="The loss is float64, the weights are float32.",
-    looks="the dtype of labels and losses beside that of the parameters.",
-    quiet="models in float64.",
-    fix="y = y.float()",
+    looks="the dtype of the batch's tensors and of the losses beside that of the parameters.",
+    quiet="models in float64; float64 in a batch whose loss is float32 all the same is a note.",
+    fix="y = y.float()  # in the data set: NumPy's numbers and Python's are float64 in a batch",
 )  # fmt: skip
 def float64(examination: Examination) -> Iterator[Seen]:
     model, kept = examination.model, examination.batches.kept
@@ -302,9 +302,13 @@ def float64(examination: Examination) -> Iterator[Seen]:
     dtypes = {p.dtype for p in model.parameters()}
     doubles = [name for name, leaf in named_leaves(kept[0]) if leaf.dtype == torch.float64]
     if doubles and torch.float64 not in dtypes and dtypes:
+        losses = set().union(*(run.loss_dtypes for run in examination.runs))
+        is_double = losses == {torch.float64}
         yield Seen(
-            f"{', '.join(doubles)} is float64 while the model is float32: what meets it is computed in float64.",
-            {"leaves": doubles},
+            f"{', '.join(doubles)} is float64 while the model is float32: what meets it is computed in float64"
+            + (", the loss too." if is_double else "."),
+            {"leaves": doubles, "loss": ", ".join(sorted(str(d).removeprefix("torch.") for d in losses))},
+            severity=None if is_double else NOTE,
         )
 
 

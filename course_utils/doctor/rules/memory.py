@@ -41,6 +41,15 @@ def graph_kept(examination: Examination) -> Iterator[Seen]:
                     {"holder": name, "nodes_after_updates": sizes[:8]},
                 )
                 return
+        for name, depths in run.depths.items():
+            if name.startswith("list #") and len(depths) >= 4 and all(run.chains[name][1:]) and _grows(depths):
+                yield Seen(
+                    "The tensors in a list of yours are computed from the ones before them, with their graphs: "
+                    f"{', '.join(map(str, depths[:6]))} nodes after the first updates.",
+                    {"nodes_after_updates": depths[:8]},
+                    fix="average[i] = 0.9 * average[i] + 0.1 * p.detach()",
+                )
+                return
         for name, sizes in run.holders.items():
             if len(sizes) >= 4 and _grows(sizes) and name.startswith("list #"):
                 yield Seen(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
+from course_utils.doctor.schedules import simulate
 from course_utils.text import plural
 
 if TYPE_CHECKING:
     from course_utils.doctor.examination import Examination
     from course_utils.doctor.experiments import Run
+    from course_utils.doctor.tracing import Trace
+
+FORESEEN = 1000  # steps of a schedule that are played forward
 
 
 def _some(names: list[str], most: int = 4) -> str:
@@ -50,6 +55,7 @@ def parameters_missing(examination: Examination) -> Iterator[Seen]:
     for trace in examination.traces:
         for optimizer in trace.seen_optimizers.values():
             held |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+    yield from _loss_s_own(examination, held)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     trained = examination.trained
     missing = [(n, p) for n, p in named if id(p) not in held and (id(p) in trained)]
@@ -71,7 +77,7 @@ def parameters_missing(examination: Examination) -> Iterator[Seen]:
         )
         return
     in_use = [n for n, p in named if id(p) in held]
-    prefix = bool(in_use) and _is_prefix(model, names, in_use, examination)
+    prefix = bool(in_use) and _is_prefix(model, names, in_use)
     yield Seen(
         f"{_some(names)} get gradients but are in no optimizer, so they never change."
         + (" If that is meant, freeze them with requires_grad_(False): then their gradients cost "
@@ -80,14 +86,34 @@ def parameters_missing(examination: Examination) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+def _loss_s_own(examination: Examination, held: set[int]) -> Iterator[Seen]:
+    """Yield parameters of the loss itself, such as centres and temperatures, that nobody updates."""
+    loss = examination.parts.loss_fn
+    if not isinstance(loss, nn.Module):
+        return
+    own = {id(p) for p in examination.model.parameters()} if examination.model is not None else set()
+    missing = [
+        name for name, p in loss.named_parameters(recurse=False)
+        if id(p) in examination.trained and id(p) not in held | own and id(p) not in examination.weights_moved
+    ]  # fmt: skip
+    if missing:
+        yield Seen(
+            f"The loss has parameters of its own, {_some(missing)}, which get gradients and are in no optimizer.",
+            {"without_optimizer": len(missing), "held_but_not_in_model": 0},
+            fix="torch.optim.Adam([*model.parameters(), *loss_fn.parameters()], lr)",
+        )
+
+
 def _held(examination: Examination) -> list[Tensor]:
     return [p for item in examination.optimizers for group in item.param_groups for p in group["params"]]
 
 
-def _is_prefix(model: nn.Module, missing: list[str], in_use: list[str], examination: Examination) -> bool:
-    """Tell whether the missing parameters are the early part of the network, all used before those that learn."""
+def _is_prefix(model: nn.Module, missing: list[str], in_use: list[str]) -> bool:
+    """Tell whether the missing parameters are whole layers at the beginning of the network."""
     order = [name for name, _ in model.named_parameters()]
-    return max(order.index(name) for name in missing) < min(order.index(name) for name in in_use)
+    is_early = max(order.index(name) for name in missing) < min(order.index(name) for name in in_use)
+    owners = {name.rpartition(".")[0] for name in missing}
+    return is_early and "" not in owners and not owners & {name.rpartition(".")[0] for name in in_use}
 
 
 @rule(
@@ -236,18 +262,34 @@ def half_weights(examination: Examination) -> Iterator[Seen]:
 @rule(
     "optimizer.learning-rate-zero", WARNING, "05_training",
     title="The learning rate is zero.",
-    looks="the learning rate of every update.",
+    looks="the learning rate of every update, and what a copy of the schedule makes of it.",
     quiet="a schedule that starts at 0 raises it.",
     fix="torch.optim.SGD(model.parameters(), lr=0.01)",
 )  # fmt: skip
 def rate_zero(examination: Examination) -> Iterator[Seen]:
     for trace in examination.traces:
-        if len(trace.updates) >= 3 and all(u.lr == 0 for u in trace.updates) and not trace.of_kind("schedule"):
-            if not examination.parts.schedulers:
-                yield Seen(
-                    f"All {len(trace.updates)} updates had a learning rate of 0.", {"updates": len(trace.updates)}
-                )
-            return
+        if len(trace.updates) < 3 or any(update.lr for update in trace.updates):
+            continue
+        evidence: dict[str, Any] = {"updates": len(trace.updates)}
+        rates = [rate for scheduler in _schedulers(examination, trace) for rate in simulate(scheduler, FORESEEN)]
+        if rates and max(rates) == 0:
+            evidence["steps_foreseen"] = FORESEEN
+            yield Seen(
+                f"All {len(trace.updates)} updates had a learning rate of 0, and the schedule leaves it there for the "
+                f"next {FORESEEN} steps.",
+                evidence, fix="lambda step: min(1.0, (step + 1) / warm_up)  # / and not //",
+            )  # fmt: skip
+        elif not rates and not trace.of_kind("schedule") and not examination.parts.schedulers:
+            yield Seen(f"All {len(trace.updates)} updates had a learning rate of 0.", evidence)
+        return
+
+
+def _schedulers(examination: Examination, trace: Trace) -> list[Any]:
+    """Return the schedulers of the optimizers that update."""
+    used = {update.optimizer for update in trace.updates}
+    known = {id(s): s for s in [*examination.parts.schedulers, *examination.snapshot.found(LRScheduler)]}
+    given = [s for s in known.values() if id(getattr(s, "optimizer", None)) in used]
+    return given or list(trace.new_schedulers.values())
 
 
 @rule(

@@ -24,6 +24,7 @@ THEMES = (
     "unusual",
     "rare",
     "failing",
+    "recalled",
 )
 
 

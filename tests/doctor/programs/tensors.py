@@ -296,7 +296,7 @@ def float64_inputs():
     return setup(mlp(), batches(x, x.sum(1, keepdim=True).float()))
 
 
-@faulty("loss.float64", "note")
+@faulty("loss.float64")
 def float64_labels():
     x, y = regression()
     return setup(mlp(), batches(x, y.double()), nn.MSELoss())
