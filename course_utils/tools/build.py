@@ -256,7 +256,7 @@ def _run(node: Any, by_id: dict[str | None, Cell], edition: str, folder: Path) -
             on_cell_start=lambda cell, cell_index: started.append(by_id[cell.id]),
         )
         try:
-            asyncio.run(client.async_execute(env=plain.env, cleanup_kc=True))
+            asyncio.run(_executing(client, plain.env))
         except CellExecutionError as error:
             raise _failure(started[-1], edition, node) from error
         except CellTimeoutError as error:
@@ -265,6 +265,12 @@ def _run(node: Any, by_id: dict[str | None, Cell], edition: str, folder: Path) -
         except DeadKernelError as error:
             what = f"ended the kernel in the {edition} edition."
             raise started[-1].error(what, "look for exits and crashes; the old notebook stays.") from error
+
+
+async def _executing(client: Any, env: dict[str, str]) -> None:
+    # An interrupt kills the kernel, and what nbclient left watching it would complain with a traceback.
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    await client.async_execute(env=env, cleanup_kc=True)
 
 
 def _failure(cell: Cell, edition: str, node: Any) -> SourceError:

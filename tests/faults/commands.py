@@ -190,7 +190,7 @@ def kill_and_repeat(name: str, folder: Path, number: int) -> bool:
         time.sleep(draws(name, number).uniform(0, SPAN_S[name]))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        left = left_over(mark, wait_s=10)
+        left = left_over(mark, wait_s=30)  # what was just starting ends after its imports
         assert left == [], f"left running: {left}"
         command.whole(folder)
         again = command.start(folder)
