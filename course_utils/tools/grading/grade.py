@@ -38,7 +38,7 @@ MAX_ATTEMPTS = 4  # a cell that ends the process is left out, and the others get
 START_S = 120.0  # for a process to import everything
 GRACE_S = 20.0  # beyond a submission's own time, before its process is given up
 START_RETRIES = 2
-STOP_S = 3.0  # for the processes to end after Ctrl-C
+STOP_S = 1.5  # for the processes to end after Ctrl-C
 
 
 @dataclass(frozen=True, kw_only=True)
