@@ -57,7 +57,7 @@ def check_unusable(unusable: Callable, inputs: Inputs) -> Iterator[Check]:
         "finds every blank one",
         bool(answer[truth.blank].all()),
         detail=f"misses {int((~answer[truth.blank]).sum())}",
-        hint="Blank: no pixel is above 0.",
+        hint="Blank: all pixels are 0.",
     )
     wrong = answer & ~truth.unusable
     yield is_equal(
@@ -262,7 +262,7 @@ def check_train(train: Callable, inputs: Inputs) -> Iterator[Check]:
         "comes back in eval mode",
         not any(part.training for part in model.modules()),
         detail="something is in train mode",
-        hint="model.eval()",
+        hint="Return it after model.eval(): Dropout and BatchNorm behave in another way while training.",
     )
     x, y = hidden_digits(seed)
     with torch.no_grad():

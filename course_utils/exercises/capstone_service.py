@@ -156,7 +156,7 @@ def check_report(report: Callable, inputs: Inputs) -> Iterator[Check]:
         "returns a dict with accuracy, bytes and latency_ms",
         good,
         detail=f"got {describe(answer)}",
-        hint='{"accuracy": …, "bytes": …, "latency_ms": …}',
+        hint='Return {"accuracy": …, "bytes": …, "latency_ms": …}.',
     )
     numbers = {name: _number(answer[name]) for name in ("accuracy", "bytes", "latency_ms")}
     no_number = [name for name, value in numbers.items() if value is None]
@@ -223,7 +223,9 @@ def check_acceptance(job: Callable, inputs: Inputs) -> Iterator[Check]:
             torch.manual_seed(turn)
             (folder / str(turn)).mkdir()
             app = job(few, folder / str(turn), 7)
-            yield is_true("returns a service", callable(app), detail=f"got {describe(app)}", hint="make_app(…)")
+            yield is_true(
+                "returns a service", callable(app), detail=f"got {describe(app)}", hint="Return make_app(…, about=…)."
+            )
             answer, problem = _asked(app, hidden_digits(seed, 20)[0])
             yield is_true(
                 "that reads digits", answer is not None, detail=problem, hint="POST /predict, as make_app has it."
@@ -260,8 +262,18 @@ def _accepted(app: Any, sizes: set[int], seed: int) -> Iterator[Check]:
         )
         refused = send_bad_requests(client, bad_requests())
         bad = [request.name for request, status, sentence in refused if not (400 <= status < 500 and sentence)]
-        yield is_equal("every bad request gets a 4xx and a sentence", bad, [], hint="make_app refuses them all.")
-        yield is_equal("and the service goes on", client.get("/health").status_code, 200, hint="It stopped.")
+        yield is_equal(
+            "every bad request gets a 4xx and a sentence",
+            bad,
+            [],
+            hint="make_app(…) refuses them all: leave its routes as they are.",
+        )
+        yield is_equal(
+            "and the service goes on",
+            client.get("/health").status_code,
+            200,
+            hint="A bad request ended the service. make_app(…) answers each one and goes on.",
+        )
         about = client.get("/about").json()
         yield is_true(
             "GET /about reports accuracy, bytes and latency_ms",
@@ -282,7 +294,7 @@ def _accepted(app: Any, sizes: set[int], seed: int) -> Iterator[Check]:
             "the bytes are those of the file",
             int(n_bytes) in sizes,
             detail=f"{about['bytes']}",
-            hint="The size of the file that is served.",
+            hint="The size of the file that is served, in bytes.",
         )
         yield is_true(
             "the accuracy is no more than 5 points from the truth",
@@ -290,7 +302,9 @@ def _accepted(app: Any, sizes: set[int], seed: int) -> Iterator[Check]:
             detail=f"{claimed:.1%} reported, {accuracy:.1%} found",
             hint="Measure on examples that were not trained on, and whose labels can be believed.",
         )
-        yield is_true("the latency is a time", 0 < latency < 1000, detail=f"{latency} ms", hint="Milliseconds.")
+        yield is_true(
+            "the latency is a time", 0 < latency < 1000, detail=f"{latency} ms", hint="In milliseconds, above 0."
+        )
 
 
 def _asked(app: Any, images: Tensor) -> tuple[dict[str, Any] | None, str]:

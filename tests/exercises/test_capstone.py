@@ -44,7 +44,7 @@ def _one_by_one(images: Tensor) -> Tensor:
 
 RIGHT["capstone.unusable"] = {"by the sum": _by_sum, "one by one": _one_by_one}
 WRONG["capstone.unusable"] = {
-    "nan only": (lambda x: x.isnan().flatten(1).any(1), "Blank: no pixel is above 0"),
+    "nan only": (lambda x: x.isnan().flatten(1).any(1), "Blank: all pixels are 0"),
     "blank only": (lambda x: x.nan_to_num(1).flatten(1).amax(1) == 0, "use isnan()"),
     "compares with nan": (
         lambda x: (x == float("nan")).flatten(1).any(1) | (x.nan_to_num(1).flatten(1).amax(1) == 0),
