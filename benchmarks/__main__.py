@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import measure
+from benchmarks import measure, speed
 from benchmarks.grading import grading
 from benchmarks.results import FILE, Result, as_text, machine, save
 
@@ -17,6 +17,10 @@ GROUPS: dict[str, tuple[Group, int]] = {  # with how often each is measured
     "imports": (measure.imports, 9),
     "starts": (measure.starts, 9),
     "digits": (measure.digits, 5),
+    "training": (speed.training, 15),
+    "data": (speed.data, 15),
+    "checks": (speed.checks, 9),
+    "growth": (speed.growth, 9),
     "lessons": (measure.lessons, 3),
     "grading": (grading, 3),
 }
