@@ -23,6 +23,8 @@ from course_utils.tools.merge import digest, text_of
 
 CALLS = ("check", "hint", "solution", "progress", "claim")  # what cells call to talk to the course
 MAX_CODE_CHARS = 200_000  # of one cell; nobody types more
+_RUNS_ITS_BODY = re.compile(r"\A(?:\s*%%(?:time|capture|prun)\b[^\n]*\n)+")  # magics of a whole cell
+_RUNS_ITS_LINE = re.compile(r"^(\s*)%(?:time|prun)[ \t]+(?=\S)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,11 @@ def _renamed(code: str, expression: str) -> str:
 
 
 def _without_magics(text: str) -> str:
-    """Return a cell as plain Python: IPython's magics become calls, which do nothing when graded."""
+    """Return a cell as plain Python: IPython's magics become calls, which do nothing when graded.
+
+    Those that only measure what stands after them are left out, so that it runs, and fails, as any other code.
+    """
+    text = _RUNS_ITS_LINE.sub(r"\1", _RUNS_ITS_BODY.sub("", text))
     if not re.search(r"^\s*[%!?]|[?]\s*$|=\s*[%!]", text, flags=re.MULTILINE):
         return text
     from IPython.core.inputtransformer2 import TransformerManager

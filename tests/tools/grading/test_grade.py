@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from course_utils.errors import UsageError
 from course_utils.paths import ROOT
 from course_utils.tools.grading import confine, zygote
 from course_utils.tools.grading import grade as grading
@@ -74,6 +75,7 @@ SURROUNDINGS = {
     "has broken cells": ("1 / 0", "this is not python"),
     "changes the default dtype": ("import torch; torch.set_default_dtype(torch.float64)", ""),
     "has Windows line ends": ("x = 1\r\ny = 2\r\n", ""),
+    "has half a character": ("x = '\ud800'", "raise ValueError('\ud800')"),
 }  # fmt: skip
 
 
@@ -113,6 +115,46 @@ def test_of_a_duplicated_cell_the_best_copy_counts(grader, tmp_path):
 def test_a_name_that_is_used_again_later_does_not_change_an_earlier_answer(grader, tmp_path):
     code = right(FIRST)
     assert passed(graded(grader, tmp_path, notebook({FIRST: code}, after="energy = None"))) == {FIRST}
+
+
+DRAWS = """
+def energy(images):
+    torch.rand(1), np.random.rand(1)  # a harmless extra draw
+    return images.float().square().mean((1, 2))
+check('tensors.energy', energy)
+"""
+TIMED = {
+    "the whole cell": "%%time\n" + right(FIRST),
+    "quietly": "%%capture out\n%%time\n" + right(FIRST),
+    "a line": right(FIRST).replace("check(", "%time x = energy(torch.ones(1, 2, 2))\nx.shape\ncheck("),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_right_answer_keeps_its_marks_when_it_is_timed(grader, tmp_path, name):
+    assert passed(graded(grader, tmp_path, notebook({FIRST: TIMED[name]}))) == {FIRST}
+
+
+def test_an_error_below_a_magic_is_an_error(grader, tmp_path):
+    found = graded(grader, tmp_path, notebook({FIRST: "%%time\nraise ValueError('wrong')\n" + right(FIRST)}))
+    (item,) = [item for item in found.exercises if item["id"] == FIRST]
+    assert (item["state"], item["message"]) == ("wrong", "ValueError: wrong")
+
+
+def test_an_answer_may_draw_and_none_leaves_anything_for_the_next(grader, tmp_path):
+    twice = [graded(grader, tmp_path, notebook({FIRST: DRAWS, HERE: right(HERE)}), seed=3) for _ in range(2)]
+    assert [passed(found) for found in twice] == [{FIRST, HERE}] * 2
+
+
+def test_a_missing_cell_is_no_point_and_stays_in_the_total(grader, tmp_path):
+    submission = notebook(BOTH)
+    submission["cells"] = [c for c in submission["cells"] if c["metadata"].get("exercise") in (None, FIRST)]
+    submission["metadata"]["kernelspec"] = {"name": "py39_new", "display_name": "my env", "language": "R"}
+    found = graded(grader, tmp_path, submission)
+    assert passed(found) == {FIRST}
+    assert found.points == 1
+    assert found.max_points == 16
+    assert {item["state"] for item in found.exercises} == {"passed", "missing"}
 
 
 def test_the_same_seed_gives_the_same_grade_and_cells_need_no_ids(grader, tmp_path):
@@ -269,6 +311,31 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
     second = grade(options)
     assert second.reused >= 1
     assert [item.points for item in second.grades] == [2, 2, 2]
+
+
+def test_results_inside_the_folder_of_submissions_are_refused(tmp_path):
+    put(tmp_path / "in", "ada", notebook(BOTH))
+    with pytest.raises(UsageError, match="inside the folder"):
+        grade(GradeOptions(folder=tmp_path / "in", out=tmp_path / "in/grades"))
+
+
+# Faults of graders that people reported, with the tests that hold them down; those of runners are in test_runner.py
+CASES = {
+    "R003": ["test_a_name_that_is_used_again_later_does_not_change_an_earlier_answer"],
+    "R005": ["test_an_answer_may_draw_and_none_leaves_anything_for_the_next",
+             "test_the_same_seed_gives_the_same_grade_and_cells_need_no_ids"],
+    "R006": ["test_no_marks_for"],
+    "R008": ["test_an_answer_may_draw_and_none_leaves_anything_for_the_next"],
+    "R010": ["test_of_a_duplicated_cell_the_best_copy_counts"],
+    "R011": ["test_a_missing_cell_is_no_point_and_stays_in_the_total"],
+    "R016": ["test_a_missing_cell_is_no_point_and_stays_in_the_total"],
+    "R018": ["test_a_notebook_is_bounded_and_harms_no_other_when_it"],
+    "R025": ["test_an_error_below_a_magic_is_an_error", "test_a_right_answer_keeps_its_marks_when_it_is_timed"],
+}  # fmt: skip
+
+
+def test_each_reported_fault_has_its_tests():
+    assert all(name in globals() for names in CASES.values() for name in names)
 
 
 def test_a_system_that_cannot_fork_is_told_so(tmp_path, monkeypatch):
