@@ -38,7 +38,7 @@ import yaml
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR
 
-from course_utils import check, claim, checkpoints, hint, progress, show, shows_error
+from course_utils import check, claim, checkpoints, doctor, hint, progress, show, shows_error
 from course_utils.checkpoints import Keeper
 from course_utils.config import TrainConfig
 from course_utils.data import Batches, affine_augment, load_digits8, load_digits28
@@ -1186,6 +1186,44 @@ class SafeContrast(nn.Module):
 cured = nn.Sequential(SafeContrast(), new_model())
 run = fit(cured, F.cross_entropy, torch.optim.SGD(cured.parameters(), lr=0.1), batches)
 print("every loss is finite:", all(math.isfinite(loss) for loss in run.losses))
+
+# %% [markdown] id="watch-text"
+# ### A doctor for your own runs
+#
+# You hunted with the whole data set at hand. A real run has no such view: the fault passes by in one batch, and a bare
+# loop goes on. `doctor.examine` looks at a set-up before it trains, and `doctor.watch` goes along with a loop. It reads
+# each loss on its way into `backward`. If one is not finite, it sends the same batch through a copy of the network,
+# layer by layer. First, this lesson's own run; then the patient, in a bare loop.
+#
+# **Predict.** Images come shuffled, in batches of 64. The loop is not stopped, and nobody looks at the data. Which batch
+# will `watch` report: the one with the empty sheet, or the one after it, in which every loss is nan?
+
+# %% id="predict-watch" tags=["prediction"]
+guess = ...  # "that one" or "the next"
+
+# %% id="watch"
+healthy = new_model()
+optimizer = torch.optim.SGD(healthy.parameters(), lr=0.1)
+parts = {"model": healthy, "loader": new_batches(), "loss_fn": F.cross_entropy, "optimizer": optimizer}
+print("this lesson's set-up:", doctor.examine(**parts).headline)
+
+patient = nn.Sequential(Contrast(), new_model())
+optimizer = torch.optim.SGD(patient.parameters(), lr=0.1)
+order = torch.randperm(len(scans), generator=torch.Generator().manual_seed(SEED))
+with doctor.watch(patient, every=1, show=lambda finding: None) as watching:  # every=1: on a GPU too
+    for rows in watching(order.split(64)):
+        one_step(patient, scans[rows], train_y[rows], optimizer)
+for finding in watching.report.findings:
+    print(f"{finding.severity} {finding.code}: {finding.message}")
+print("image 777 was in batch", (order == 777).nonzero().item() // 64)
+print("your guess:", "none yet" if guess is ... else guess)
+
+# %% [markdown] id="watch-says"
+# The batch itself, and in it the layer and the example. The bare loop was not stopped: after this batch its weights are
+# nan. Without a watcher the first sign is the loss of a later print, and by then every layer gives nan and none can be
+# blamed. That is why the loss is read *before* the update. In your own loops leave `show` out: each finding appears as
+# it happens. `watch` also reports gradients that explode or vanish, dead units, graphs that are kept and waiting for
+# data. All findings and their repairs stand in `docs/doctor.md`.
 
 # %% [markdown] id="ex-bad-text"
 # ### Exercise: hunt the first nan
