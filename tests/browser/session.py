@@ -164,11 +164,13 @@ class Visit:
     def move(self, id: str, number: int, keys: int = 1, *, back: bool = False) -> Moved:
         """Move one control of an explorer by the keyboard, ``keys`` steps, and see what follows.
 
-        With ``back``, a slider or a menu is put back afterwards, so that the next control meets what a reader meets.
+        With ``back``, a slider, a menu or a line of text is put back afterwards: the next control meets what a reader
+        meets.
         """
         control = self.controls(id).nth(number)
         self.bring_into_view(id, number)
         before = self.shown(id)
+        written = control.evaluate("e => e.value || ''")
         control.focus()
         kind = control.evaluate("e => e.tagName === 'DIV' ? 'slider' : e.tagName === 'SELECT' ? 'select' : e.type")
         if kind == "checkbox":
@@ -186,6 +188,12 @@ class Visit:
             control.focus()
             for _ in range(keys):
                 self.page.keyboard.press("ArrowRight" if key == "ArrowLeft" else "ArrowLeft")
+            self.wait_until_idle()
+        elif back and kind == "text":
+            control.focus()
+            self.page.keyboard.press("End")
+            self.page.keyboard.insert_text(written[-1:])
+            self.page.keyboard.press("Enter")
             self.wait_until_idle()
         row = control.evaluate("e => e.closest('.widget-inline-hbox').innerText").split("\n")[0].strip()
         return Moved(f"{kind} {row!r}", before[0] != after[0], before[1] != after[1])
