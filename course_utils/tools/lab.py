@@ -83,9 +83,13 @@ def reset(stem: str) -> str:
     fresh, path = original(stem), workspace() / f"{stem}.ipynb"
     try:
         mine = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         put_copy(fresh, path)
         return f"{path} is new: there was no copy before."
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"Your copy {path} can't be read: {error.strerror or error}.", fix="Look at the file and its permissions."
+        ) from error
     if mine == fresh:
         return f"{path} is unchanged since it was handed out; nothing to do."
     backup = keep_backup(mine, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,12 @@ def summary(done: list[Updated]) -> str:
 def _carried(old: Path) -> Iterator[Updated]:
     """Copy the notebooks of an earlier workspace, never over one that is there; join the progress."""
     for path in sorted(old.glob("*.ipynb")):
-        content, target = path.read_bytes(), workspace() / path.name
+        target = workspace() / path.name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            yield Updated(path, "failed", f"it can't be read ({error.strerror or error}).")
+            continue
         if lab.put_copy(content, target) or _came_from(content, target):
             continue
         other = target.with_name(f"{path.stem}{CARRIED}.ipynb")
@@ -79,7 +85,11 @@ def _carried(old: Path) -> Iterator[Updated]:
             yield Updated(other, "added", f"{target.name} exists already, so yours has this name.")
         elif not _came_from(content, other):
             yield Updated(path, "skipped", f"{other.name} exists already and differs; rename it first.")
-    joined = progress.join(old / "progress.json")
+    try:
+        joined = progress.join(old / "progress.json")
+    except OSError as error:
+        yield Updated(old / "progress.json", "failed", f"it can't be joined with yours ({error.strerror or error}).")
+        return
     if joined:
         yield Updated(old / "progress.json", "added", f"{plural(joined, 'exercise')} joined with your progress.")
 
@@ -90,7 +100,11 @@ def _came_from(content: bytes, path: Path) -> bool:
     So the same command does not carry a notebook twice, also after it was interrupted.
     """
     backups = (other for other in path.parent.glob("*.ipynb") if other.name.startswith(path.stem + BACKUP))
-    return any(other.read_bytes() == content for other in (path, *backups))
+    for other in (path, *backups):
+        with suppress(OSError):
+            if other.read_bytes() == content:
+                return True
+    return False
 
 
 def _update_one(path: Path) -> Updated:
@@ -110,7 +124,10 @@ def _update_one(path: Path) -> Updated:
     if not merged.changed:
         return Updated(path, "unchanged", merged.sentence())
     backup = lab.keep_backup(content, path)
-    write_text(path, json.dumps(merged.notebook, indent=1, ensure_ascii=False) + "\n")
+    try:
+        write_text(path, json.dumps(merged.notebook, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise lab.not_writable(path.parent, error.strerror or str(error)) from error
     return Updated(path, "updated", f"{merged.sentence()}; before: {backup.name}.")
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from course_utils import cli
+from course_utils.errors import EnvironmentProblem
 from course_utils.exercises import progress
 from course_utils.tools import lab, update
 from course_utils.tools.update import Updated
@@ -108,6 +109,25 @@ def test_the_same_workspace_a_second_time_brings_nothing_twice(course):
     done = update.update(course / "old")
     assert {item.action for item in done} <= {"unchanged"}, [str(item) for item in done]
     assert {path.name: path.read_bytes() for path in (course / "mine").iterdir()} == before
+
+
+def test_what_cannot_be_read_or_written_is_said_and_the_rest_is_carried(course, monkeypatch):
+    put(course / "old", "01_tensors.ipynb", learner(exercise="answer = 42"))
+    (course / "old" / "02_autograd.ipynb").mkdir()
+    (course / "old" / "progress.json").mkdir()
+    said = update.summary(update.update(course / "old"))
+    assert "02_autograd.ipynb: it can't be read (Is a directory)" in said
+    assert "progress.json: it can't be joined with yours (Is a directory)" in said
+    assert "answer = 42" in text(course / "mine/01_tensors.ipynb")
+
+    def full(path: object, content: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    put(course / "mine", "01_tensors.ipynb", learner(exercise="answer = 43"))
+    monkeypatch.setattr(update, "write_text", full)
+    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+        update.update()
+    assert "answer = 43" in text(course / "mine/01_tensors.ipynb")
 
 
 def test_the_command_says_what_it_did_and_refuses_a_missing_folder(course, capsys):
