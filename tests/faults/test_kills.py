@@ -40,7 +40,7 @@ def test_whatever_writes_files_is_killed_at_any_instant_and_nothing_is_lost(tmp_
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_killed_in_its_work_leaves_nothing_and_succeeds_the_next_time(name, tmp_path):
-    trials = size(sample=name == "build", whole=10)  # the usual tests kill a run, and interrupt a run and a grading
+    trials = size(sample=name == "build", whole=6)  # the usual tests kill a run, and interrupt a run and a grading
     if not trials:
         pytest.skip("a part of course.py test --faults")
     kills = sum(kill_and_repeat(name, tmp_path / str(number), number) for number in range(trials))
