@@ -42,12 +42,13 @@ class Allowance:
     open_files: int = 256
 
 
-def sandboxed(command: Sequence[str], scratch: Path) -> list[str]:
+def sandboxed(command: Sequence[str], scratch: Path, hidden: Sequence[Path] = ()) -> list[str]:
     """Return the command, run by bubblewrap if it is installed and works.
 
     Args:
         command: what to run.
         scratch: the one folder that stays writable.
+        hidden: folders and files that can't be read inside.
     """
     program = shutil.which("bwrap")
     if program is None:
@@ -56,6 +57,8 @@ def sandboxed(command: Sequence[str], scratch: Path) -> list[str]:
         program, "--die-with-parent", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid",
         "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp",
         *(word for name in HIDDEN if (ROOT / name).is_dir() for word in ("--tmpfs", str(ROOT / name))),
+        *(word for place in hidden if place.is_dir() for word in ("--tmpfs", str(place))),
+        *(word for place in hidden if place.is_file() for word in ("--ro-bind", os.devnull, str(place))),
         "--bind", str(scratch), str(scratch),
     ]  # fmt: skip
     try:
@@ -91,11 +94,19 @@ def _address_space_bytes() -> int:
         return 2**36
 
 
-def separate(folder: Path, allowance: Allowance) -> bool:
+def may_hide(places: Sequence[Path], needed: Sequence[Path]) -> list[Path]:
+    """Return the places, resolved, that hold nothing of what is needed."""
+    wanted = [path.resolve() for path in (ROOT, Path(sys.prefix), Path(sys.base_prefix), *needed)]
+    found = [place.resolve() for place in places]
+    return [place for place in found if not any(path.is_relative_to(place) for path in wanted)]
+
+
+def separate(folder: Path, allowance: Allowance, hidden: Sequence[Path] = ()) -> bool:
     """Put this process into name spaces of its own; return whether the system allows it (Linux).
 
     Afterwards there is no network, the file system is read-only but for ``folder``, which is in memory and bounded,
-    the course's sources and solutions are gone, and processes that are started next see only one another.
+    the course's sources and solutions and what is ``hidden`` are gone, and processes that are started next see only
+    one another.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -119,9 +130,11 @@ def separate(folder: Path, allowance: Allowance) -> bool:
 
     if not mount(None, "/", None, _MS_REC | _MS_PRIVATE):
         return False
-    for name in HIDDEN:
-        if (ROOT / name).is_dir():
-            mount("none", str(ROOT / name), "tmpfs", _MS_NOSUID | _MS_NODEV, "size=4k")
+    for place in (*(ROOT / name for name in HIDDEN), *hidden):
+        if place.is_dir():
+            mount("none", str(place), "tmpfs", _MS_NOSUID | _MS_NODEV, "size=4k")
+        elif place.is_file():
+            mount(os.devnull, str(place), None, _MS_BIND)
     mount("/", "/", None, _MS_BIND | _MS_REC)
     size = f"size={allowance.disk_bytes}"
     for place in (str(folder), "/dev/shm"):

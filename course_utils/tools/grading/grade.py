@@ -192,6 +192,8 @@ def _grade_all(
 ) -> bool:
     """Let several processes work through the submissions; return whether that was interrupted."""
     count = min(options.jobs or _default_jobs(), len(todo))
+    # What others handed in, and what they got, is nothing that a submission may read.
+    others = confine.may_hide((options.folder, options.out, scratch / "unpacked"), needed=(scratch / "job0",))
     waiting: queue.SimpleQueue[tuple[Submission, Path]] = queue.SimpleQueue()
     for item in todo:
         waiting.put(item)
@@ -200,7 +202,7 @@ def _grade_all(
 
     def work(number: int) -> None:
         try:
-            with Grader(scratch / f"job{number}") as grader:
+            with Grader(scratch / f"job{number}", others) as grader:
                 while not stop.is_set():
                     try:
                         submission, kept = waiting.get_nowait()
@@ -240,8 +242,9 @@ def _grade_all(
 class Grader:
     """A process that grades, started anew when a submission has ended it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hidden: Sequence[Path] = ()) -> None:
         self.folder = folder
+        self.hidden = hidden
         self.process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.is_wrapped = False
@@ -352,8 +355,8 @@ class Grader:
     def _start(self) -> None:
         self.end()
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "course_utils.tools.grading.zygote", str(self.folder)]
-        wrapped = confine.sandboxed(command, self.folder)
+        command = [sys.executable, "-m", "course_utils.tools.grading.zygote", str(self.folder), *map(str, self.hidden)]
+        wrapped = confine.sandboxed(command, self.folder, self.hidden)
         self.is_wrapped = wrapped != command
         env = {**os.environ, **processes.PATIENT_THREADS} | {
             "PYTHONPATH": course_first(os.environ.get("PYTHONPATH")), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",

@@ -1,9 +1,9 @@
 """The process that has everything imported and makes a fresh pair of processes for each submission.
 
-``python -m course_utils.tools.grading.zygote FOLDER`` reads a job a line from its standard input and writes a result a
-line to its standard output (both JSON). For each job it forks a judge and a student's process. The judge runs the
-checks and no student's code; the student's process is confined. PyTorch is imported once; nothing is computed here,
-since threads do not survive a fork.
+``python -m course_utils.tools.grading.zygote FOLDER [HIDDEN]...`` reads a job a line from its standard input and writes
+a result a line to its standard output (both JSON). For each job it forks a judge and a student's process. The judge
+runs the checks and no student's code; the student's process is confined. PyTorch is imported once; nothing is computed
+here, since threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,9 @@ class Judge:
 class Zygote:
     """Forks, waits, ends, reports; one submission at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hidden: Sequence[Path] = ()) -> None:
         self.folder = folder
+        self.hidden = hidden
         self.parent = os.getppid()
         processes.adopt_orphans()
         # For root, whom no limit on processes binds, watching in time is all there is: it must not wait for a turn.
@@ -214,7 +215,7 @@ class Zygote:
             os.setsid()
             os.nice(WATCHFUL)
             quiet()
-            is_separate = confine.separate(work, allowance)
+            is_separate = confine.separate(work, allowance, self.hidden)
             if is_separate:
                 inner = os.fork()  # the first process of the new name space; with it, all others there end
                 if inner == 0:
@@ -366,7 +367,7 @@ def main() -> None:
     for name in (*PRELOADED, *imported_by_lessons()):
         with contextlib.suppress(ImportError):
             import_module(name)
-    zygote = Zygote(folder)
+    zygote = Zygote(folder, [Path(place) for place in sys.argv[2:]])
     try:
         results.write(json.dumps({"ready": True}) + "\n")
         results.flush()

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,32 @@ def test_a_class_is_graded_reported_and_resumed(tmp_path, monkeypatch):
     assert seen == []
     assert again.reused == 4
     assert [item.points for item in again.grades] == [item.points for item in result.grades]
+
+
+def test_nobody_reads_what_others_handed_in(tmp_path):
+    """Eve looks for what the others handed in, where it lies and where it was unpacked."""
+    put(tmp_path / "in", "ada", notebook({FIRST: right(FIRST) + "\n# SECRET"}))
+    with zipfile.ZipFile(tmp_path / "in/bob_01_tensors.zip", "w") as file:
+        file.write(tmp_path / f"in/ada_{LESSON}.ipynb", "work.ipynb")
+    spy = f"""
+import glob, os, pathlib, tempfile
+found = []
+places = [{str(tmp_path)!r}, *glob.glob(os.path.dirname(os.path.dirname(os.path.dirname(os.getcwd()))) + '/unpacked*')]
+for place in [*places, os.path.join(os.getcwd(), '../..')]:
+    for path in pathlib.Path(place).rglob('*'):
+        try:
+            found += [str(path)] if path.is_file() and 'SECRET' in path.read_text() else []
+        except (OSError, ValueError):
+            pass
+"""
+    cheat = "def energy(images):\n    raise ValueError(f'found {len(found)}')\ncheck('tensors.energy', energy)"
+    put(tmp_path / "in", "eve", notebook({FIRST: cheat}, before=spy))
+    result = grade(GradeOptions(folder=tmp_path / "in", out=tmp_path / "out", jobs=1, allowance=QUICK))
+    if not any(confine.NAMESPACES in item.confined for item in result.grades):
+        pytest.skip("this system allows no name spaces, so files can be read")
+    assert {item.student: item.points for item in result.grades} == {"ada": 1, "bob": 1, "eve": 0}
+    (eve,) = [item for item in result.grades if item.student == "eve"]
+    assert "found 0" in eve.exercises[0]["message"]
 
 
 def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
