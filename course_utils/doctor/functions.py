@@ -27,6 +27,7 @@ ARITHMETIC = {
     "lt", "gt", "le", "ge", "__lt__", "__gt__", "__le__", "__ge__", "logical_and",
 }  # fmt: skip
 COMPARISONS = {"eq", "ne", "__eq__", "__ne__"}
+JUDGING = LOSSES | COMPARISONS | {"argmax"}
 DROPOUTS = {
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "_dropout",
 }  # fmt: skip
@@ -136,15 +137,18 @@ class FunctionObserver(TorchFunctionMode):
         super().__init__()
         self.calls = calls
         self.on_call = on_call  # given the arguments of every function
+        self.on_judged: Callable[[], None] | None = None  # called for a loss or comparison without gradients
         self.is_active = True
         self._given_axis: dict[int, weakref.ref[Tensor]] = {}  # tensors whose axis was added on purpose
         self._linear: dict[int, weakref.ref[Tensor]] = {}  # what linear layers returned
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.on_judged is not None and name in JUDGING and not torch.is_grad_enabled():
+            self.on_judged()
         if not self.is_active:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if name in LOSSES:
             self._before_loss(name, args, kwargs)
         elif name in DROPOUTS:

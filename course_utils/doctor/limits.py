@@ -228,8 +228,8 @@ FOUND: dict[str, dict[str, tuple[str, ...]]] = {
         "NaN": ("data.nonfinite", "numerics.nan-gradient", "numerics.loss-not-finite"),
         "modes": ("evaluation.train-mode", "evaluation.leaves-eval-mode", "loop.eval-mode-while-training"),
         "schedules": (
-            "scheduler.wrong-pace", "scheduler.before-optimizer", "scheduler.never-steps", "scheduler.plateau-direction",
-            "optimizer.learning-rate-zero",
+            "scheduler.wrong-pace", "scheduler.before-optimizer", "scheduler.never-steps",
+            "scheduler.plateau-direction", "optimizer.learning-rate-zero",
         ),
         "gradients of another loss": ("loop.foreign-gradients",),
         "labels": ("loss.labels-out-of-range", "failure.step"),

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils.data import DataLoader
@@ -180,6 +182,9 @@ class Recorder:
         self._backward_depth = 0
         self._backwards_at_step: dict[int, int] = {}
         self.current_batch = 0
+        self.passes: list[int] = []  # loaders that are being gone through, the innermost last
+        self.trained_on: set[int | None] = set()  # loaders during whose passes a backward pass ran
+        self.is_validating = False  # a forward pass in training mode, without gradients, outside of these
         for optimizer in optimizers:
             self.add_optimizer(optimizer)
         for tensor in [*(model.parameters() if model is not None else ()), *others]:
@@ -233,8 +238,26 @@ class Recorder:
                     self.trace.backwards[number].cleared_epoch = self.trace.epochs
         self.sources[key] = []
 
+    @property
+    def current_loader(self) -> int | None:
+        return self.passes[-1] if self.passes else None
+
+    def note_judged(self) -> None:
+        """A loss or a comparison was computed without gradients."""
+        if self.is_validating:
+            self.is_validating = False
+            self.event("judged-in-training-mode", where=reader_line())
+
+    def _note_root(self, model: nn.Module) -> None:
+        is_outside = self.current_loader not in self.trained_on
+        self.is_validating = bool(
+            self.trace.updates and is_outside and not torch.is_grad_enabled() and model.training
+            and any(_differs_by_mode(module) for module in model.modules())
+        )  # fmt: skip
+
     def before_backward(self, root: Any) -> Backward:
         self.poll()
+        self.trained_on.add(self.current_loader)
         trace = self.trace
         first = next(iter(tensors_of(root)), None)
         value = float("nan")
@@ -438,6 +461,7 @@ def _observe_modules(stack: ExitStack, recorder: Recorder) -> None:
             trace.called_with_graph[id(module)] = trace.called_with_graph.get(id(module), 0) + 1
         if module is recorder.model:
             trace.forwards += 1
+            recorder._note_root(module)
         if recorder.on_forward is not None:
             recorder.on_forward(module, inputs, kwargs, output)
 
@@ -686,12 +710,17 @@ def counted(iterator: Iterable[Any], recorder: Recorder, loader: Any) -> Iterato
     trace.epochs += 1
     epoch = trace.epochs
     recorder.event("epoch", loader=id(loader))
-    for number, batch in enumerate(iterator):
-        recorder.current_batch = number
-        trace.batch_sizes.append((epoch, batch_size(batch) or 0))
-        if recorder.on_batch is not None:
-            recorder.on_batch(epoch, number, batch)
-        yield batch
+    recorder.passes.append(id(loader))
+    try:
+        for number, batch in enumerate(iterator):
+            recorder.current_batch = number
+            trace.batch_sizes.append((epoch, batch_size(batch) or 0))
+            if recorder.on_batch is not None:
+                recorder.on_batch(epoch, number, batch)
+            yield batch
+    finally:
+        if id(loader) in recorder.passes:
+            recorder.passes.remove(id(loader))
     recorder.event("epoch-end", loader=id(loader), batches=sum(number == epoch for number, _ in trace.batch_sizes))
 
 
@@ -763,6 +792,15 @@ def custom_functions(root: Tensor) -> set[Any]:
     """Return the autograd Functions in a graph that are not PyTorch's own."""
     kinds = {getattr(type(node), "_forward_cls", None) for node in nodes_under(root, 3000)}
     return {kind for kind in kinds if kind is not None and not kind.__module__.startswith("torch.")}
+
+
+def _differs_by_mode(module: nn.Module) -> bool:
+    """Tell whether a layer is in training mode and does something else there than in evaluation mode."""
+    if not module.training:
+        return False
+    if isinstance(module, _BatchNorm):
+        return module.track_running_stats
+    return isinstance(module, _DropoutNd) and module.p > 0
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

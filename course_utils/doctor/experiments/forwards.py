@@ -306,14 +306,25 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
         if result is None or result.shape != usual.shape:
             return 0.0
         difference = (result - usual).abs()
-        if (
-            difference.ndim >= 2 and difference.shape[:2] == real.shape
-        ):  # one output for each place: only real ones count
+        difference = _by_place(difference, real)
+        if difference.ndim >= 2 and difference.shape[:2] == real.shape:  # one for each place: only real ones count
             difference = difference[real & ~where]
         return float(difference.max()) if difference.numel() else 0.0
 
     convolution = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     facts.padding = Padding(kind, effect(~real, False), effect(real, True), convolution, int((~real).sum()))
+
+
+def _by_place(values: Tensor, real: Tensor) -> Tensor:
+    """Return outputs with one answer for each place as (N, T, …), whatever order they have; others as they are."""
+    n, t = real.shape
+    if values.ndim == 3 and values.shape[1] != t and (values.shape[0], values.shape[2]) == (n, t):
+        return values.transpose(1, 2)
+    if values.ndim == 2 and values.shape[0] == n * t:
+        return values.reshape(n, t, -1)
+    if values.ndim == 3 and values.shape[0] == t and values.shape[1] == n != t:
+        return values.transpose(0, 1)
+    return values
 
 
 def _future(model: nn.Module, inputs: Any, labels: Any, size: int, facts: Forwards) -> None:

@@ -134,6 +134,7 @@ def observing(examination: Examination, run: Run, *, functions: bool = True) -> 
             run.hidden_used.update(id(leaf) for leaf in args if id(leaf) in hidden)
 
     observer = FunctionObserver(run.calls, noting_use)
+    observer.on_judged = recorder.note_judged
     kept: dict[tuple[int, str], Kept] = {}
     heads: dict[str, set[Any]] = {}
     _watch_forward(recorder, run, model)

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 @rule(
     "evaluation.train-mode", ERROR, "05_training",
     title="Validation runs in training mode.",
-    looks="the mode of Dropout and BatchNorm layers while evaluate() runs, on a model that is in training mode before.",
-    quiet="models without such layers; dropout that alone is switched on in a model in evaluation mode (Monte Carlo "
-    "dropout).",
+    looks="the mode of Dropout and BatchNorm layers while evaluate() runs, on a model that is in training mode before; "
+    "in your own loop, forward passes without gradients outside of the pass over the training data whose output is "
+    "compared with something: a warning.",
+    quiet="statistics that are measured again on purpose are compared with nothing; models without such layers; "
+    "dropout that alone is switched on in a model in evaluation mode (Monte Carlo dropout).",
     fix="model.eval()  # and model.train() afterwards",
 )  # fmt: skip
 def train_mode(examination: Examination) -> Iterator[Seen]:
     facts = examination.evaluation
     if facts is None or not facts.active or facts.failure is not None:
+        yield from _in_the_loop(examination)
         return
     yield Seen(
         f"During validation {', '.join(facts.active[:4])} worked in training mode"
@@ -36,6 +39,18 @@ def train_mode(examination: Examination) -> Iterator[Seen]:
         + ".",
         {"layers_in_training_mode": len(facts.active), "buffers_changed": len(facts.buffers_moved)},
     )
+
+
+def _in_the_loop(examination: Examination) -> Iterator[Seen]:
+    training = examination.training
+    events = training.trace.of_kind("judged-in-training-mode") if training is not None else []
+    if training is not None and events:
+        where = events[0].facts["where"]
+        yield Seen(
+            f"Your loop validates at {where} while the model is in training mode: Dropout and BatchNorm work as in "
+            "training there.",
+            {"times": len(events), "where": where}, severity=WARNING,
+        )  # fmt: skip
 
 
 @rule(

@@ -234,6 +234,28 @@ def generator_that_learns_the_critic_s_loss(is_broken):
     return setup(model, [torch.randn(16, 2) for _ in range(4)], optimizer=og, optimizers=[og, oc], step=step)
 
 
+@_pair("evaluation.train-mode")
+def validation_in_the_loop_without_its_mode(is_broken):
+    x, y = classes()
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    validation = DataLoader(TensorDataset(x + 1, y), 32)
+
+    def train(model, loader, loss_fn, optimizer):
+        for _ in range(2):
+            model.train()
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                loss_fn(model(inputs), labels).backward()
+                optimizer.step()
+            if not is_broken:
+                model.eval()
+            with torch.no_grad():
+                right = sum((model(inputs).argmax(1) == labels).sum() for inputs, labels in validation)
+        return right
+
+    return setup(model, batches(x, y), nn.CrossEntropyLoss(), train=train)
+
+
 @faulty("amp.every-step-skipped")
 def squares_beyond_float16():
     x, y = regression()
@@ -310,6 +332,22 @@ def embeddings_updated_more_often_than_the_head():
 
 
 @healthy
+def training_loss_measured_in_training_mode():
+    x, y = regression()
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
+
+    def train(model, loader, loss_fn, optimizer):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss_fn(model(inputs), labels).backward()
+            optimizer.step()
+            with torch.no_grad():  # the same noise level as in the step: for the curve of the training
+                loss_fn(model(inputs), labels).item()
+
+    return setup(model, batches(x, y), train=train)
+
+
+@healthy
 def statistics_measured_again_after_training():
     x, y = regression()
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
@@ -345,3 +383,22 @@ def tokens_with_segments():
     y = torch.randint(0, 2, (48,))
     data = [(words[i : i + 16], parts[i : i + 16], y[i : i + 16]) for i in range(0, 48, 16)]
     return setup(Two(), data, nn.CrossEntropyLoss())
+
+
+@healthy
+def a_label_for_each_real_word():
+    torch.manual_seed(0)
+    keep = torch.arange(8)[None] < torch.randint(3, 9, (48, 1))
+    words = torch.randint(2, 20, (48, 8)) * keep
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.rnn, self.head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, words, lengths):
+            return self.head(self.rnn(self.rows(words))[0]).transpose(1, 2)  # what comes after the end is ignored
+
+    y = torch.where(keep, words % 3, -100)
+    data = [((words[i : i + 16], keep[i : i + 16].sum(1)), y[i : i + 16]) for i in range(0, 48, 16)]
+    return setup(Tagger(), data, nn.CrossEntropyLoss())
