@@ -147,7 +147,7 @@ def release_command(out: Path) -> None:
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True,
               metavar="SECONDS", help="Deadline for each submission.")  # fmt: skip
 @click.option("--cell-timeout", "cell_s", type=click.FloatRange(min=1), default=30.0, show_default=True,
-              metavar="SECONDS", help="Processor time for each cell; three times as much by the clock.")  # fmt: skip
+              metavar="SECONDS", help="Processor time for each cell; six times as much by the clock.")  # fmt: skip
 @click.option("--pseudonyms", is_flag=True, help="Names stand in the tables for the gradebook and nowhere else.")
 def grade_command(
     folder: Path,

@@ -40,7 +40,7 @@ from course_utils.tools.grading.student import Student, quiet
 
 PRELOADED = ("numpy", "torch.nn.functional", "torch.utils.data", "sklearn.datasets", "torchvision")
 CALL_S = 30.0  # one call of a student's function
-CLOCK_PER_CPU = 3  # a cell may take so many times its processor time by the clock: other work shares the machine
+CLOCK_PER_CPU = 6  # a cell may take so many times its processor time by the clock: other work shares the machine
 SAMPLE_S = 0.05
 WATCHFUL = 15  # steps of priority between who watches and who is watched
 REPORT_S = 2.0  # for the judge to write down what it knows after the student's process has ended

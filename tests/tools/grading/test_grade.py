@@ -27,7 +27,7 @@ from tests.tools.grading.class_of import FIRST, HERE, LESSON, SECOND, notebook, 
 from tests.tools.grading.hostile import CHEATS, VIOLENT, WRONG
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks processes")
-QUICK = Allowance(seconds=90, cell_seconds=4, cpu_seconds=30, memory_bytes=2**30)
+QUICK = Allowance(seconds=90, cell_seconds=3, cpu_seconds=30, memory_bytes=2**30)
 BOTH = {FIRST: right(FIRST), SECOND: right(SECOND)}
 
 
