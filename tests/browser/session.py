@@ -91,8 +91,8 @@ class Visit:
         return [cell["id"] for cell in self.notebook["cells"] if tag in cell["metadata"].get("tags", [])]
 
     def cell_with(self, source: str) -> str:
-        """Return the id of the last cell with exactly this source."""
-        return [cell["id"] for cell in self.notebook["cells"] if "".join(cell["source"]).strip() == source][-1]
+        """Return the id of the last cell that has this line."""
+        return [cell["id"] for cell in self.notebook["cells"] if source in "".join(cell["source"]).split("\n")][-1]
 
     def cell(self, id: str) -> Any:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(self._places[id])
