@@ -11,6 +11,7 @@ import click
 from benchmarks import measure, speed
 from benchmarks.grading import grading
 from benchmarks.results import FILE, Result, as_text, machine, save
+from benchmarks.watching import watching
 
 Group = Callable[[int], Iterator[Result]]
 GROUPS: dict[str, tuple[Group, int]] = {  # with how often each is measured
@@ -21,6 +22,7 @@ GROUPS: dict[str, tuple[Group, int]] = {  # with how often each is measured
     "data": (speed.data, 15),
     "checks": (speed.checks, 9),
     "growth": (speed.growth, 9),
+    "watching": (watching, 9),
     "lessons": (measure.lessons, 3),
     "grading": (grading, 3),
 }
