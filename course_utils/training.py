@@ -644,7 +644,7 @@ def _restore(state: Mapping[str, Any], settings: Mapping[str, Any], saved: Mappi
             raise CheckpointError(
                 f"The run in the checkpoint had another {name}.",
                 got=f"{name}={value}",
-                expected=f"{name}={saved['settings'].get(name)}",
+                expected=f"{name}={kept}",
                 fix="resume with the same settings, or start a new run from the checkpoint's weights",
             )
     used = {name: part for name, part in state.items() if part is not None}
