@@ -735,7 +735,8 @@ def seconds(model, n=20):
 kept.clear()
 with_hooks = seconds(model)
 kept.clear()
-print(f"{hook_count(model)} hooks: {1000 * with_hooks:.2f} ms; none: {1000 * seconds(copy.deepcopy(network).eval()):.2f} ms")
+without = seconds(copy.deepcopy(network).eval())
+print(f"{hook_count(model)} hooks: {1000 * with_hooks:.2f} ms; none: {1000 * without:.2f} ms")
 
 # %% [markdown] id="exercise-a-recorder-that-cleans"
 # ### Exercise: a recorder that cleans up
@@ -884,7 +885,8 @@ wrapped = {f"module.{key}": value for key, value in state.items()}
 fresh = DigitCNN(width=8, dropout=0.0).double()
 before = snapshot(fresh)
 answer = fresh.load_state_dict(wrapped, strict=False)
-print(f"missing {len(answer.missing_keys)}, unexpected {len(answer.unexpected_keys)}, moved {len(moved(fresh, before))}")
+missing, unexpected = answer
+print(f"missing {len(missing)}, unexpected {len(unexpected)}, moved {len(moved(fresh, before))}")
 print(load_matching(other, wrapped))
 
 # %% [markdown] id="with-strict-false-not-one"

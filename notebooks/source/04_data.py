@@ -1009,9 +1009,9 @@ claim("D010", ...)
 #
 # **Read next**, in PyTorch's documentation:
 # [torch.utils.data](https://docs.pytorch.org/docs/stable/data.html),
-# [Reproducibility](https://docs.pytorch.org/docs/stable/notes/randomness.html) (section DataLoader),
-# [Multiprocessing best practices](https://docs.pytorch.org/docs/stable/notes/multiprocessing.html),
-# [Getting started with transforms v2](https://docs.pytorch.org/vision/stable/auto_examples/transforms/plot_transforms_getting_started.html).
+# [Reproducibility](https://docs.pytorch.org/docs/stable/notes/randomness.html) (section DataLoader), [Multiprocessing
+# best practices](https://docs.pytorch.org/docs/stable/notes/multiprocessing.html), [Getting started with transforms
+# v2](https://docs.pytorch.org/vision/stable/auto_examples/transforms/plot_transforms_getting_started.html).
 
 # %% id="progress" tags=["nbval-ignore-output"]
 progress()

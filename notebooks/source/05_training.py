@@ -38,7 +38,7 @@ import yaml
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR
 
-from course_utils import check, claim, checkpoints, doctor, hint, progress, show, shows_error
+from course_utils import check, checkpoints, claim, doctor, hint, progress, show, shows_error
 from course_utils.checkpoints import Keeper
 from course_utils.config import TrainConfig
 from course_utils.data import Batches, affine_augment, load_digits8, load_digits28
@@ -1195,8 +1195,8 @@ print("every loss is finite:", all(math.isfinite(loss) for loss in run.losses))
 # each loss on its way into `backward`. If one is not finite, it sends the same batch through a copy of the network,
 # layer by layer. First, this lesson's own run; then the patient, in a bare loop.
 #
-# **Predict.** Images come shuffled, in batches of 64. The loop is not stopped, and nobody looks at the data. Which batch
-# will `watch` report: the one with the empty sheet, or the one after it, in which every loss is nan?
+# **Predict.** Images come shuffled, in batches of 64. The loop is not stopped, and nobody looks at the data. Which
+# batch will `watch` report: the one with the empty sheet, or the one after it, in which every loss is nan?
 
 # %% id="predict-watch" tags=["prediction"]
 guess = ...  # "that one" or "the next"

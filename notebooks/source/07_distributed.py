@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from course_utils import check, claim, checkpoints, hint, progress, ranks, show, shows_error
+from course_utils import check, checkpoints, claim, hint, progress, ranks, show, shows_error
 from course_utils.data import load_digits8
 from course_utils.devices import pick_device
 from course_utils.distributed import (

@@ -413,8 +413,9 @@ print("your guess:", "none yet" if guess is ... else guess)
 
 # %% [markdown] id="trace-says"
 # A trace records the operators of one run: the branch of the example is frozen. A `TracerWarning` scrolls by once, in
-# the middle of a build, and from then on the file answers wrongly without a word. `torch.jit.script` reads the source instead and keeps the `if`, but understands
-# only a part of Python. Both belong to **TorchScript**, which is deprecated; use it for nothing new.
+# the middle of a build, and from then on the file answers wrongly without a word. `torch.jit.script` reads the source
+# instead and keeps the `if`, but understands only a part of Python. Both belong to **TorchScript**, which is
+# deprecated; use it for nothing new.
 #
 # What does `torch.export` do? The course's `to_program` calls it as you did above, and shortens what it says.
 

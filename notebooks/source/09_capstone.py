@@ -89,8 +89,8 @@ print("your guess:", "none yet" if guess is ... else guess)
 # %% [markdown] id="the-validation-score-is-wrong"
 # The validation score is wrong in both directions. It is too low, since the validation labels have the same faults as
 # the training labels, and a right answer counts as wrong there. And it hides what matters to the customer: two digits
-# are read badly, and as they are rare in the validation set as well, they hardly count. What is wanted is the *balanced*
-# accuracy, the mean over the ten digits.
+# are read badly, and as they are rare in the validation set as well, they hardly count. What is wanted is the
+# *balanced* accuracy, the mean over the ten digits.
 #
 # ## 2. Look at the data
 #
@@ -318,10 +318,10 @@ print("at least twice as much as each of the others:", bool((shares.max() >= 2 *
 #
 # ### Exercise: labels that are probably wrong
 #
-# Return a mask, again a bool tensor, that is True where you don't believe the label. The images are usable and restored.
-# At least 80 % of the wrong labels must be found, and at least 70 % of your suspects must be wrong ones. Ask no network
-# about an example that it was trained on. Nobody tells you the hasty annotator's number; it may be another one in
-# another pile. Your own `train` may be called. The check draws a new pile and takes some seconds.
+# Return a mask, again a bool tensor, that is True where you don't believe the label. The images are usable and
+# restored. At least 80 % of the wrong labels must be found, and at least 70 % of your suspects must be wrong ones. Ask
+# no network about an example that it was trained on. Nobody tells you the hasty annotator's number; it may be another
+# one in another pile. Your own `train` may be called. The check draws a new pile and takes some seconds.
 
 
 # %% id="ex-suspects" tags=["exercise"] exercise="capstone.suspects"
@@ -357,8 +357,8 @@ check("capstone.suspects", suspects)
 # `model` reads restored images and comes straight from a training loop, in train mode. Write one ONNX file into
 # `folder` (you may leave others beside it), and return its path. It takes raw pixels, upright or inverted, in batches
 # of any size, and gives ten scores for each image. At most 40 % of the bytes that the parameters take as float32. The
-# model itself stays as it is, its mode too. `restore` may be called, since you have written it above; `example` is there
-# for the exporter.
+# model itself stays as it is, its mode too. `restore` may be called, since you have written it above; `example` is
+# there for the exporter.
 
 
 # %% id="ex-package" tags=["exercise"] exercise="capstone.package"
@@ -414,15 +414,15 @@ small(new_images[:200].numpy() / 255)
 print(f"{1000 * (time.perf_counter() - start) / 200:.3f} ms; your guess: {'none yet' if guess is ... else guess}")
 
 # %% [markdown] id="latency-says"
-# Four numbers, and each could stand in a report as "the time of one image". Say which one it is. The first call pays for
-# warming up, single slow ones are the system's, and the share of a batch is no time that anybody waits.
+# Four numbers, and each could stand in a report as "the time of one image". Say which one it is. The first call pays
+# for warming up, single slow ones are the system's, and the share of a batch is no time that anybody waits.
 #
 # ### Exercise: honest numbers
 #
 # Return a dict of three numbers. `accuracy`: balanced, as a share from 0 to 1. `bytes`: the size of the file at `path`.
-# `latency_ms`: how long a customer with **one** image waits, as the median of at least 20 calls in milliseconds, without
-# the first call, which also warms up. `predict` takes raw images as an array, (N, 1, 28, 28), and gives scores, (N, 10).
-# `clock()` gives seconds, as `time.perf_counter` does; the check brings a clock of its own.
+# `latency_ms`: how long a customer with **one** image waits, as the median of at least 20 calls in milliseconds,
+# without the first call, which also warms up. `predict` takes raw images as an array, (N, 1, 28, 28), and gives scores,
+# (N, 10). `clock()` gives seconds, as `time.perf_counter` does; the check brings a clock of its own.
 
 
 # %% id="ex-report" tags=["exercise"] exercise="capstone.report"
