@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import statistics
@@ -130,8 +131,9 @@ def live_tensors() -> tuple[int, int]:
         if issubclass(type(item), Tensor):  # type(): isinstance would ask proxies what they stand for
             n_tensors += 1
             if item.layout == torch.strided and item.device.type != "meta":
-                storage = item.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                with contextlib.suppress(RuntimeError, NotImplementedError):  # stand-ins without memory, as in tracing
+                    storage = item.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
     return n_tensors, sum(storages.values())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from course_utils import doctor
 from course_utils.doctor.findings import ERROR, NOTE, WARNING
@@ -278,8 +280,10 @@ class Clock:
 def test_tensors_that_pile_up_are_a_note():
     from course_utils.doctor.watching import Watcher
 
+    gc.collect()  # what other tests left must not be freed in between
     model, kept, clock = mlp(), [], Clock()
     batches = data(400)
+    fake = FakeTensorMode().from_tensor(torch.ones(3))  # has no memory, and stops nobody
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with Watcher(model, clock=clock) as watching:
         for batch in batches:
@@ -287,6 +291,7 @@ def test_tensors_that_pile_up_are_a_note():
             clock.now += 1.0
             kept.append(torch.zeros(4096))
     finding = only(watching, "memory.grows")
+    assert fake.shape == (3,)
     assert finding.severity == NOTE
     assert 0.01 < finding.evidence["mib_per_update"] < 0.03
 
