@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import statistics
@@ -130,9 +129,9 @@ def live_tensors() -> tuple[int, int]:
     for item in gc.get_objects():
         if issubclass(type(item), Tensor):  # type(): isinstance would ask proxies what they stand for
             n_tensors += 1
-            if item.layout == torch.strided and item.device.type != "meta":
-                with contextlib.suppress(RuntimeError, NotImplementedError):  # stand-ins without memory, as in tracing
-                    storage = item.untyped_storage()
+            if item.layout == torch.strided:
+                storage = item.untyped_storage()
+                if storage.device.type != "meta":  # fake tensors say that they are elsewhere; their storages don't
                     storages[storage.data_ptr()] = storage.nbytes()
     return n_tensors, sum(storages.values())
 
