@@ -162,7 +162,7 @@ class Visit:
         return source, numbers.inner_text()
 
     def move(self, id: str, number: int, keys: int = 1, *, back: bool = False) -> Moved:
-        """Move one control of an explorer by the keyboard, ``keys`` steps, and see what follows.
+        """Move one control of an explorer by the keyboard, ``keys`` steps (less than 0: down), and see what follows.
 
         With ``back``, a slider, a menu or a line of text is put back afterwards: the next control meets what a reader
         meets.
@@ -180,13 +180,13 @@ class Visit:
                 self.page.keyboard.press(key)
         else:
             last = "e => e.tagName === 'SELECT' ? e.selectedIndex === e.length - 1 : e.ariaValueNow === e.ariaValueMax"
-            key = "ArrowLeft" if control.evaluate(last) else "ArrowRight"
-            for _ in range(keys):
+            key = "ArrowLeft" if keys < 0 or control.evaluate(last) else "ArrowRight"
+            for _ in range(abs(keys)):
                 self.page.keyboard.press(key)
         after = self.wait_for_redraw(id)
         if back and kind in ("slider", "select"):
             control.focus()
-            for _ in range(keys):
+            for _ in range(abs(keys)):
                 self.page.keyboard.press("ArrowRight" if key == "ArrowLeft" else "ArrowLeft")
             self.wait_until_idle()
         elif back and kind == "text":

@@ -74,9 +74,10 @@ def explorers(visit: Visit) -> Iterator[str]:
         if not count or visit.reached_by_keyboard(explorer) != set(range(count)):
             yield f"{explorer}: Tab leads to {sorted(visit.reached_by_keyboard(explorer))} of {count} controls"
         moved = [visit.move(explorer, number, back=True) for number in range(count)]
-        for number, move in enumerate(moved):
-            if not (move.picture or move.numbers):  # one step may well mean the same for one setting
-                moved[number] = visit.move(explorer, number, keys=5, back=True)
+        for number in range(count):
+            for keys in (-1, 5):  # a step up may mean the same for one setting, but not one down and five up
+                if not (moved[number].picture or moved[number].numbers):
+                    moved[number] = visit.move(explorer, number, keys=keys, back=True)
         yield from (
             f"{explorer}: {move.control} changes nothing" for move in moved if not (move.picture or move.numbers)
         )
