@@ -42,9 +42,8 @@ from course_utils.workers import start_methods
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 60.0  # a launch; starting on a busy machine takes some of it
 JOIN_TRIES = 3
-NOT_JOINED = (
-    "connectFullMesh"  # gloo's word where ranks could not connect; about one launch in a hundred, on busy machines
-)
+# What an error says where ranks could not join one another within their patience, on a very busy machine.
+NOT_JOINED = ("connectFullMesh", "keys: /default_pg/")
 # PyTorch looks up the names of the loopback addresses that it connects, for its log. Where the name server's answer is
 # lost that takes 5 s, and where there is no network it gives a warning. So nobody is asked, and nothing told.
 NO_LOOKUPS = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -179,7 +178,7 @@ def launch(
     payload = pickle.dumps((name_of(program), arguments))
     for _ in range(JOIN_TRIES):
         ends = _launch_once(payload, n_ranks, show, timeout_s, grace_s, threads)
-        if not any(NOT_JOINED in end.error for end in ends):
+        if not any(words in end.error for end in ends for words in NOT_JOINED):
             break
     if not check:
         return list(ends)

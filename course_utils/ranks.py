@@ -34,13 +34,11 @@ def group(timeout_s: float = TIMEOUT_S, backend: str = "gloo") -> Iterator[tuple
     """Join the process group for a block; gives the block (rank, number of ranks).
 
     Args:
-        timeout_s: how long a collective waits for the other ranks. Joining may take longer, on a busy machine.
+        timeout_s: how long joining, and afterwards each operation, waits for the other ranks.
         backend: ``gloo`` or ``nccl``.
     """
-    dist.init_process_group(backend, timeout=timedelta(seconds=max(timeout_s, TIMEOUT_S)))
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
-        if timeout_s < TIMEOUT_S:
-            dist.set_timeout(timedelta(seconds=timeout_s))
         yield dist.get_rank(), dist.get_world_size()
     finally:
         dist.destroy_process_group()

@@ -802,9 +802,9 @@ for end in ends["missing"]:
 print("time limit of a collective, if none is set:", dist.distributed_c10d.default_pg_timeout)
 
 # %% [markdown] id="hang-says"
-# Ranks 0 and 2 waited until their time limit. We had set it to a few seconds with `dist.set_timeout` after joining;
-# without that, you would have waited as long as the last line says. And the error
-# names the wrong ones: those who waited. The guilty rank has no error at all, or one that says that the others are
+# Ranks 0 and 2 waited until their time limit. We had set it to a few seconds with `init_process_group(timeout=...)`;
+# without that, you would have waited as long as the last line says. And the error names the wrong ones: those who
+# waited. The guilty rank has no error at all, or one that says that the others are
 # gone.
 #
 # Two ways to find it. The first: each rank writes down what it is about to call, *before* it calls it. A **flight
