@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,6 +42,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         _to_disk(path, temporary)
         os.replace(temporary, path)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Give a new folder beside ``path`` to fill; on success it gets that name, else it is removed.
+
+    An empty folder of that name gives way; any other is an ``OSError``.
+    """
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)
+        if path.is_dir():
+            path.rmdir()
+        os.replace(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files below a folder, by their names in it."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def write_new(path: Path, content: bytes) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from pathlib import Path
 from course_utils import __version__
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS
-from course_utils.paths import ROOT, SOURCES, atomic_path
+from course_utils.paths import ROOT, SOURCES, atomic_folder, atomic_path, write_files
 from course_utils.text import human_bytes, plural
 from course_utils.tools.edition import require
 
@@ -106,23 +103,12 @@ def _require_in_step() -> None:
 
 
 def _write_folder(contents: dict[str, bytes], target: Path) -> None:
-    """Write all files or none: into a folder beside the target that gets its name when it is whole."""
+    """Write all files or none."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        with atomic_folder(target) as unfinished:
+            write_files(unfinished, contents)
     except OSError as error:
         raise _not_writable(target.parent, error) from error
-    try:
-        for name, content in contents.items():
-            path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        unfinished.chmod(0o755)
-        os.replace(unfinished, target)
-    except OSError as error:
-        raise _not_writable(target.parent, error) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_zip(contents: dict[str, bytes], archive: Path, top: str) -> None:

@@ -10,9 +10,6 @@ import copy
 import csv
 import io
 import json
-import os
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -23,7 +20,7 @@ from typing import Any
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.exercises.registry import exercises_of
 from course_utils.lessons import find_lesson
-from course_utils.paths import NOTEBOOKS, SOURCES
+from course_utils.paths import NOTEBOOKS, SOURCES, atomic_folder, write_files
 from course_utils.sources import Cell, answer_cell, read_cells, reference_code
 from course_utils.text import plural
 from course_utils.tools.edition import require
@@ -98,23 +95,10 @@ def write_demo_class(out: Path) -> DemoClass:
     made = made_class()
     contents = contents_of(made)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+        with atomic_folder(out) as unfinished:
+            write_files(unfinished, contents)
     except OSError as error:
         raise _not_writable(out, error) from error
-    try:
-        for name, content in contents.items():
-            path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        unfinished.chmod(0o755)
-        if out.is_dir():
-            out.rmdir()
-        os.replace(unfinished, out)
-    except OSError as error:
-        raise _not_writable(out, error) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return DemoClass(out, len(made))
 
 

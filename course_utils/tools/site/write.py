@@ -16,6 +16,7 @@ from typing import Any
 from course_utils import __version__
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS, Lesson
+from course_utils.paths import atomic_folder
 from course_utils.text import human_bytes, plural
 from course_utils.tools.site.links import broken
 from course_utils.tools.site.pages import write_pages
@@ -100,34 +101,23 @@ def site(out: Path, lessons: Sequence[Lesson] = LESSONS) -> Site:
     out = Path(out)
     _refuse_used(out)
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.absolute().name}."))
+        with tempfile.TemporaryDirectory(prefix="course-site-") as work, atomic_folder(out) as made:
+            warnings = _set(Path(work), made, lessons)
+            if problems := broken(made):
+                more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+                raise EnvironmentProblem(
+                    f"The site would not work by itself: {problems[0]}{more}.",
+                    fix="Repair that link in the lesson's source or in docs/, build the lesson, and try again.",
+                )
     except OSError as error:
         raise _not_writable(out, error) from error
-    try:
-        warnings = _set(work, lessons)
-        made = work / "html"
-        if problems := broken(made):
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise EnvironmentProblem(
-                f"The site would not work by itself: {problems[0]}{more}.",
-                fix="Repair that link in the lesson's source or in docs/, build the lesson, and try again.",
-            )
-        made.chmod(0o755)
-        if out.is_dir():
-            out.rmdir()
-        os.replace(made, out)
-    except OSError as error:
-        raise _not_writable(out, error) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     files = [path for path in out.rglob("*") if path.is_file()]
     pages = sum(path.suffix == ".html" for path in files)
     return Site(out, pages, sum(path.stat().st_size for path in files), tuple(warnings))
 
 
-def _set(work: Path, lessons: Sequence[Lesson]) -> list[str]:
-    """Make ``work/html`` of the lessons; return Sphinx's warnings."""
+def _set(work: Path, made: Path, lessons: Sequence[Lesson]) -> list[str]:
+    """Fill the folder ``made`` with the lessons' pages, by way of ``work``; return Sphinx's warnings."""
     pages = work / "pages"
     for folder in ("_static", "_templates"):
         (pages / folder).mkdir(parents=True)
@@ -139,7 +129,7 @@ def _set(work: Path, lessons: Sequence[Lesson]) -> list[str]:
     (pages / "conf.py").write_text(settings, encoding="utf-8")
     log = work / "warnings.txt"
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--no-color", "-d", str(work / "doctrees"),
-               "-w", str(log), str(pages), str(work / "html")]  # fmt: skip
+               "-w", str(log), str(pages), str(made)]  # fmt: skip
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S,
@@ -152,9 +142,9 @@ def _set(work: Path, lessons: Sequence[Lesson]) -> list[str]:
             f"Sphinx could not make the site: {_reason(done.stderr)}.",
             fix="Run `python3 course.py setup`, which repairs its packages.",
         )
-    write_sections(work / "html")
+    write_sections(made)
     for pattern in _NO_PAGES:
-        for path in (work / "html").glob(pattern):
+        for path in made.glob(pattern):
             path.unlink()
     return [line.replace(f"{pages}{os.sep}", "") for line in log.read_text(encoding="utf-8").splitlines() if line]
 

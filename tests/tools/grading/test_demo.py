@@ -89,7 +89,7 @@ def test_a_folder_that_holds_something_is_left_alone(made, tmp_path, capsys):
 
 
 def test_all_of_it_or_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo.os, "replace", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(EnvironmentProblem, match="No space left"):
         demo.write_demo_class(tmp_path / "class")
     assert list(tmp_path.iterdir()) == []

@@ -116,9 +116,8 @@ def test_what_sphinx_says_when_it_fails_is_passed_on_and_nothing_is_left(tmp_pat
 
 
 def test_a_page_that_leads_nowhere_stops_the_site(tmp_path, monkeypatch):
-    def one_page(work, lessons):
-        (work / "html").mkdir()
-        (work / "html" / "index.html").write_text('<a href="gone.html">gone</a>')
+    def one_page(work, made, lessons):
+        (made / "index.html").write_text('<a href="gone.html">gone</a>')
         return []
 
     monkeypatch.setattr(write, "_set", one_page)
