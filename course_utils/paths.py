@@ -15,7 +15,7 @@ NOTEBOOKS = ROOT / "notebooks"
 SOURCES = NOTEBOOKS / "source"
 SOLUTIONS = NOTEBOOKS / "solutions"
 DATA = ROOT / "data"
-STALE_S = 3600.0  # a temporary file that is older belongs to nobody: whoever wrote it was killed
+STALE_S = 3600.0  # a temporary file or folder that is older belongs to nobody: whoever wrote it was killed
 
 
 def workspace() -> Path:
@@ -52,7 +52,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
         yield unfinished
         unfinished.chmod(0o755)
@@ -61,6 +61,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    remove_stale(path)
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -105,7 +106,7 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    _remove_stale(path)
+    remove_stale(path)
 
 
 def _to_disk(path: Path, temporary: Path) -> None:
@@ -115,14 +116,21 @@ def _to_disk(path: Path, temporary: Path) -> None:
     _keep_mode(path, temporary)
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove what writers of ``path`` left half done when they were killed, long ago."""
+def remove_stale(path: Path) -> None:
+    """Remove what writers of ``path``, a file or a folder, left half done when they were killed, long ago."""
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
-                        os.unlink(entry.path)
+                        _remove(entry)
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path, ignore_errors=True)
+    else:
+        os.unlink(entry.path)
 
 
 def _keep_mode(path: Path, temporary: Path) -> None:

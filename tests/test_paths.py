@@ -149,3 +149,22 @@ def test_what_a_kill_left_half_written_goes_later_and_what_is_being_written_stay
         os.utime(tmp_path / name, (then, then))
     write_text(tmp_path / "a.txt", "whole")
     assert sorted(os.listdir(tmp_path)) == [".a.txt.new.tmp", ".b.txt.old.tmp", "a.txt"]
+
+
+def test_a_folder_that_a_kill_left_half_filled_goes_with_a_later_write_of_its_kind(tmp_path):
+    for name, age_s in ((".made.old.tmp", STALE_S + 60), (".made.new.tmp", 60), (".other.old.tmp", STALE_S + 60)):
+        (tmp_path / name / "part").mkdir(parents=True)
+        then = time.time() - age_s
+        os.utime(tmp_path / name, (then, then))
+    with paths.atomic_folder(tmp_path / "made") as unfinished:
+        (unfinished / "a.txt").write_text("whole")
+        assert unfinished.name.startswith(".made.")
+        assert unfinished.suffix == ".tmp"
+    assert sorted(os.listdir(tmp_path)) == [".made.new.tmp", ".other.old.tmp", "made"]
+
+
+def test_files_from_a_clock_that_was_set_back_are_nobodys_business(tmp_path):
+    (tmp_path / ".a.txt.x.tmp").write_text("half")
+    os.utime(tmp_path / ".a.txt.x.tmp", (time.time() + 10 * STALE_S,) * 2)
+    write_text(tmp_path / "a.txt", "whole")
+    assert sorted(os.listdir(tmp_path)) == [".a.txt.x.tmp", "a.txt"]

@@ -17,8 +17,10 @@ WAIT_S = 60.0  # after the run has ended
 _COLLECT = """
 import json, os
 os.nice(10) if hasattr(os, "nice") else None  # the run comes first
-from course_utils.tools.envreport import collect
-print("\\n" + json.dumps(collect()))
+from course_utils.tools.processes import ending_with_input
+with ending_with_input():
+    from course_utils.tools.envreport import collect
+    print("\\n" + json.dumps(collect()))
 """
 
 
@@ -31,9 +33,10 @@ def facts_of_environment(wanted: bool = True) -> Iterator[Callable[[], dict[str,
     if not wanted:
         yield lambda: None
         return
+    alive, mine = os.pipe()  # nothing is written: that it closes tells the process that this one is gone
     process = subprocess.Popen(
         [sys.executable, "-c", _COLLECT],
-        stdin=subprocess.DEVNULL,
+        stdin=alive,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -41,6 +44,7 @@ def facts_of_environment(wanted: bool = True) -> Iterator[Callable[[], dict[str,
         env=os.environ | {"PYTHONPATH": course_first(os.environ.get("PYTHONPATH"))},
         start_new_session=True,  # Ctrl-C ends the run, whose report wants these facts
     )
+    os.close(alive)
     answers: list[dict[str, Any] | None] = []
 
     def wait() -> dict[str, Any] | None:
@@ -55,5 +59,6 @@ def facts_of_environment(wanted: bool = True) -> Iterator[Callable[[], dict[str,
     finally:
         process.kill()
         process.wait()
+        os.close(mine)
         if process.stdout is not None:
             process.stdout.close()

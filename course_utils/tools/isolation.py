@@ -29,15 +29,16 @@ class Surroundings:
 
 
 @contextmanager
-def plain_surroundings() -> Iterator[Surroundings]:
+def plain_surroundings(threads: int = 1) -> Iterator[Surroundings]:
     """Give surroundings for kernels whose outputs are stored or compared.
 
-    CPU only, one thread, no progress file, the same inputs in every check, and neither IPython's nor matplotlib's
-    settings of this user. Every process that was started in them and still runs at the end of the block is killed.
+    CPU only, one thread (``threads`` is for trying whether that matters), no progress file, the same inputs in every
+    check, and neither IPython's nor matplotlib's settings of this user. Every process that was started in them and
+    still runs at the end of the block is killed.
     """
     # Slow to import, and `build --check` starts no kernel.
     from course_utils.tools import processes
-    from course_utils.tools.kernels import kernel_environment, scratch_variables
+    from course_utils.tools.kernels import THREAD_VARIABLES, kernel_environment, scratch_variables
 
     token = uuid4().hex
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
@@ -45,7 +46,9 @@ def plain_surroundings() -> Iterator[Surroundings]:
         no_settings = folder / "matplotlibrc"
         no_settings.touch()
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
-        env = kernel_environment(threads=1, token=token, folder=folder, base=kept) | scratch_variables(folder)
+        if threads > 1:
+            kept = {name: value for name, value in kept.items() if name not in THREAD_VARIABLES}
+        env = kernel_environment(threads=threads, token=token, folder=folder, base=kept) | scratch_variables(folder)
         env |= {"CUDA_VISIBLE_DEVICES": "", "COURSE_CHECK_SEED": "0", "MATPLOTLIBRC": str(no_settings), "TZ": "UTC"}
         try:
             yield Surroundings(env, folder)

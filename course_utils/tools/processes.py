@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +28,7 @@ LOG_NAME = "kernel.log"  # what a kernel's process writes on its own standard st
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 END_TIMEOUT_S = 5.0
+INPUT_POLL_S = 0.1
 _KERNEL_PARTS = (f"{os.sep}IPython{os.sep}", f"{os.sep}ipykernel{os.sep}")  # in a stack, frames below a cell's own
 _CELL_FILE = re.compile(r'File "[^"]*ipykernel_\d+[/\\]\d+\.py"')
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -117,6 +120,38 @@ def end_below(pid: int, timeout_s: float = END_TIMEOUT_S) -> list[psutil.Process
         end(left)
         time.sleep(0.01)
     return left
+
+
+@contextlib.contextmanager
+def ending_with_input(clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """End this process, and all below it, when the other end of its standard input closes inside the block.
+
+    That happens too when whoever started it is killed. Nothing is read, so what waits there stays for the process
+    itself. For a helper that is busy with something else, such as long imports. Not on Windows, which can't ask a pipe.
+
+    Args:
+        clean_up: is called at that end, when nothing else runs below.
+    """
+    if not hasattr(select, "poll"):
+        yield
+        return
+    poll, over = select.poll(), threading.Event()
+    poll.register(sys.stdin.fileno(), 0)  # that it is closed is reported without being asked for
+
+    def watch() -> None:
+        while not over.is_set():
+            if poll.poll(INPUT_POLL_S * 1000) and not over.is_set():
+                end_below(os.getpid())
+                clean_up()
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()  # a process that forks next must have no other threads
 
 
 @dataclass

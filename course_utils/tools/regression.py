@@ -50,19 +50,21 @@ class Comparison:
         return f"{'same' if self.ok else 'DIFFERS':<8} {name} in {self.seconds:.0f} s"
 
 
-def compare(notebook: Path, timeout_s: float = TIMEOUT_S, sanitize: Path = SANITIZE) -> Comparison:
+def compare(notebook: Path, timeout_s: float = TIMEOUT_S, sanitize: Path = SANITIZE, threads: int = 1) -> Comparison:
     """Run ``notebook`` afresh and compare every output with what it stores, cells marked as varying excepted.
 
     Args:
         notebook: an executed notebook; it is not changed.
         timeout_s: for the whole notebook; then the run and everything it started is killed.
+        sanitize: what may differ.
+        threads: of the numeric libraries; the outputs were made with one.
 
     Raises:
         EnvironmentProblem: if nbval can't run at all.
     """
     notebook = Path(notebook).resolve()
     started = perf_counter()
-    with plain_surroundings() as plain, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+    with plain_surroundings(threads) as plain, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         settings = plain.folder / "pytest.ini"
         settings.write_text(_PYTEST_SETTINGS, encoding="utf-8")
         env = {**plain.env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins cost time and change what runs
@@ -120,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m course_utils.tools.regression", description=__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: both editions of every lesson")
     parser.add_argument("--repeat", type=int, default=1, help="how often each is compared")
+    parser.add_argument("--threads", type=int, default=1, help="of the numeric libraries; outputs are made with one")
     parser.add_argument("--load", action="store_true", help="keep every core busy meanwhile")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for one comparison")
     options = parser.parse_args(arguments)
@@ -131,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with busy_cores() if options.load else nullcontext():
         for round_number in range(1, options.repeat + 1):
             for notebook in notebooks:
-                result = compare(notebook, options.timeout)
+                result = compare(notebook, options.timeout, threads=options.threads)
                 total += 1
                 different += not result.ok
                 print(f"{round_number:>3}  {result.sentence}", flush=True)

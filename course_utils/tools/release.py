@@ -11,7 +11,7 @@ from pathlib import Path
 from course_utils import __version__
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS
-from course_utils.paths import ROOT, SOURCES, atomic_folder, atomic_path, write_files
+from course_utils.paths import ROOT, SOURCES, atomic_folder, atomic_path, remove_stale, write_files
 from course_utils.text import human_bytes, plural
 from course_utils.tools.edition import require
 
@@ -55,6 +55,7 @@ def release(out: Path) -> Release:
             raise UsageError(
                 f"{target} exists already and has other content.", fix="Remove it, or choose another folder with --out."
             )
+        remove_stale(target)
     else:
         _write_folder(contents, target)
     _write_zip(contents, archive, target.name)

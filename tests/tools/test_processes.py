@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -128,3 +130,34 @@ def test_last_words_without_a_stack_are_the_last_lines(tmp_path):
     (tmp_path / "log").write_text("\n".join(map(str, range(100))))
     assert processes.last_words(tmp_path / "log").splitlines() == [str(n) for n in range(80, 100)]
     assert processes.last_words(tmp_path / "none") == ""
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows can't ask a pipe whether its other end is closed")
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_helper_ends_with_its_input_in_the_block_and_reads_nothing_of_it(tmp_path, goes_on):
+    program = f"""
+        import sys, time
+        from pathlib import Path
+        from course_utils.tools.processes import ending_with_input
+        with ending_with_input(lambda: Path({str(tmp_path / "cleaned")!r}).touch()):
+            print("begun", flush=True)
+            time.sleep({0.3 if goes_on else 60})
+        print("out", flush=True)
+        print(sys.stdin.read(), flush=True)
+    """
+    helper = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert helper.stdout.readline() == "begun\n"
+    if goes_on:
+        helper.stdin.write("kept")
+        helper.stdin.flush()
+        assert helper.stdout.readline() == "out\n"
+        assert helper.communicate(timeout=30)[0] == "kept\n"
+    else:
+        started = time.monotonic()
+        assert helper.communicate(timeout=30)[0] == ""
+        assert time.monotonic() - started < 10
+        assert helper.returncode == 1
+        assert (tmp_path / "cleaned").exists()

@@ -184,12 +184,16 @@ def test_the_command_repeats_counts_and_tells_by_its_exit_status(monkeypatch, tm
     notebook.write_text("{}", encoding="utf-8")
     verdicts = iter([True, True, False])
     monkeypatch.setattr(
-        regression, "compare", lambda path, timeout_s: regression.Comparison(path, next(verdicts), 1.0, "cell 3")
+        regression,
+        "compare",
+        lambda path, timeout_s, threads: regression.Comparison(path, next(verdicts), 1.0, f"cell 3, {threads} threads"),
     )
     assert main([str(notebook), "--repeat", "2"]) == 0
     assert "2 comparisons, 0 different." in capsys.readouterr().out
-    assert main([str(notebook)]) == 1
-    assert f"DIFFERS  {tmp_path.name}/a.ipynb in 1 s" in capsys.readouterr().out
+    assert main([str(notebook), "--threads", "4"]) == 1
+    said = capsys.readouterr().out
+    assert f"DIFFERS  {tmp_path.name}/a.ipynb in 1 s" in said
+    assert "4 threads" in said
     with pytest.raises(UsageError, match="There is no notebook"):
         main([str(tmp_path / "b.ipynb")])
 

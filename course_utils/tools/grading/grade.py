@@ -355,7 +355,7 @@ class Grader:
     def _start(self) -> None:
         self.end()
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "course_utils.tools.grading.zygote", str(self.folder), *map(str, self.hidden)]
+        command = [sys.executable, "-m", "course_utils.tools.grading", str(self.folder), *map(str, self.hidden)]
         wrapped = confine.sandboxed(command, self.folder, self.hidden)
         self.is_wrapped = wrapped != command
         env = {**os.environ, **processes.PATIENT_THREADS} | {

@@ -1,6 +1,6 @@
 """The process that has everything imported and makes a fresh pair of processes for each submission.
 
-``python -m course_utils.tools.grading.zygote FOLDER [HIDDEN]...`` reads a job a line from its standard input and writes
+``python -m course_utils.tools.grading FOLDER [HIDDEN]...`` reads a job a line from its standard input and writes
 a result a line to its standard output (both JSON). For each job it forks a judge and a student's process. The judge
 runs the checks and no student's code; the student's process is confined. PyTorch is imported once; nothing is computed
 here, since threads do not survive a fork.
@@ -358,15 +358,19 @@ def imported_by_lessons() -> list[str]:
     return list(found)
 
 
+def preload() -> None:
+    """Import what submissions will want."""
+    for name in (*PRELOADED, *imported_by_lessons()):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
 def main() -> None:
     """Grade jobs until standard input ends."""
     folder = Path(sys.argv[1])
     jobs, results = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     sink = os.open(os.devnull, os.O_RDWR)
     os.dup2(sink, 0), os.dup2(2, 1)
-    for name in (*PRELOADED, *imported_by_lessons()):
-        with contextlib.suppress(ImportError):
-            import_module(name)
     zygote = Zygote(folder, [Path(place) for place in sys.argv[2:]])
     try:
         results.write(json.dumps({"ready": True}) + "\n")
@@ -379,7 +383,3 @@ def main() -> None:
         pass  # who asked is gone
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
