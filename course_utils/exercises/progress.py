@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from course_utils.exercises.registry import CLINIC, EXERCISE, exercises_of
 from course_utils.exercises.verdicts import PASSED, UNTRIED, Outcome
 from course_utils.lessons import LESSONS
 from course_utils.paths import workspace, write_text
@@ -88,6 +87,8 @@ def states() -> dict[str, str]:
 
 def summary() -> list[dict[str, Any]]:
     """Return the progress by lesson in the shape of ``progress --json``."""
+    from course_utils.exercises.registry import CLINIC, EXERCISE, exercises_of  # imports PyTorch
+
     known = states()
 
     def rows(lesson: Any, kind: str) -> list[dict[str, str]]:

@@ -15,6 +15,8 @@ from course_utils.paths import NOTEBOOKS, atomic_path, course_first, workspace, 
 from course_utils.text import plural
 from course_utils.tools.environment import wait_for
 from course_utils.tools.processes import PATIENT_THREADS
+from course_utils.tools.start_page import NAME as START_PAGE
+from course_utils.tools.start_page import write_start_page
 
 SETTINGS = Path(__file__).with_name("jupyter")  # no question about news on the first start
 PLACES = ("COURSE_WORKSPACE", "COURSE_DATA", "COURSE_PROGRESS")  # kernels start elsewhere, so these become absolute
@@ -112,7 +114,7 @@ def keep_backup(content: bytes, path: Path) -> Path:
 
 
 def open_lab(lesson: str | None = None, *, browser: bool = True, port: int | None = None) -> int:
-    """Open JupyterLab on the workspace, at a lesson if given; return its exit code.
+    """Open JupyterLab on the workspace, at a lesson if given, else at the start page; return its exit code.
 
     On POSIX this process becomes JupyterLab, so that signals reach it directly and nothing is left behind.
 
@@ -130,11 +132,25 @@ def open_lab(lesson: str | None = None, *, browser: bool = True, port: int | Non
     added = prepare_workspace()
     if added:
         print(f"Copied {plural(len(added), 'lesson')} to your workspace, {workspace()}.")
+    if lesson is None:
+        put_start_page()
     print("JupyterLab starts; press Ctrl-C in this terminal to shut it down.", flush=True)
     command, env = lab_command(lesson, browser=browser, port=port), lab_environment()
     if os.name == "posix":
         _become(command, env)
     return wait_for(command, env)
+
+
+def put_start_page() -> None:
+    """Write the start page into the workspace.
+
+    Raises:
+        EnvironmentProblem: if it can't be written.
+    """
+    try:
+        write_start_page()
+    except OSError as error:
+        raise not_writable(workspace(), error.strerror or str(error)) from error
 
 
 def _become(command: list[str], env: dict[str, str]) -> NoReturn:
@@ -164,7 +180,7 @@ def lab_command(lesson: str | None, *, browser: bool, port: int | None) -> list[
         "ServerApp.open_browser": str(browser),
         "ServerApp.allow_root": "True",  # usual in containers; the address is local and needs the token
         "Application.log_level": "WARN",
-        "LabApp.default_url": f"/lab/tree/{lesson}.ipynb" if lesson else "/lab",
+        "LabApp.default_url": f"/lab/tree/{f'{lesson}.ipynb' if lesson else START_PAGE}",
     }
     if port is not None:
         options |= {"ServerApp.port": str(port), "ServerApp.port_retries": "0"}

@@ -261,24 +261,41 @@ class Visit:
 @contextmanager
 def open_lesson(lesson: str) -> Iterator[Visit]:
     """Open a lesson's learner edition in JupyterLab on a workspace of its own; everything ends with the block."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, running_lab(lesson, Path(folder)) as address, sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_OPTIONS))
-        try:
-            page = browser.new_page(viewport=PAGE)
-            page.goto(address, wait_until="domcontentloaded", timeout=START_S * 1e3)
-            yield Visit(page, lesson)
-        finally:
-            browser.close()
+    with open_lab(lesson) as page:
+        yield Visit(page, lesson)
 
 
 @contextmanager
-def running_lab(lesson: str, folder: Path) -> Iterator[str]:
+def open_lab(lesson: str | None = None, progress: str = "") -> Iterator[Any]:
+    """Open JupyterLab as ``course.py lab`` does, on a workspace of its own; yield Playwright's page.
+
+    Args:
+        lesson: stem such as ``01_tensors``; the start page if None.
+        progress: the text of a learner's progress file, if there is one.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as p:
+        folder = Path(name)
+        if progress:
+            write_text(folder / "progress.json", progress)
+        with running_lab(lesson, folder) as address:
+            browser = p.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_OPTIONS))
+            try:
+                page = browser.new_page(viewport=PAGE)
+                page.goto(address, wait_until="domcontentloaded", timeout=START_S * 1e3)
+                yield page
+            finally:
+                browser.close()
+
+
+@contextmanager
+def running_lab(lesson: str | None, folder: Path) -> Iterator[str]:
     """Start ``course.py lab`` on a fresh workspace in ``folder``; yield the address with its token."""
     port = free_port()
     log = folder / "lab.log"
-    command = [sys.executable, str(ROOT / "course.py"), "lab", lesson, "--no-browser", "--port", str(port)]
+    command = [sys.executable, str(ROOT / "course.py"), "lab", *([lesson] if lesson else [])]
+    command += ["--no-browser", "--port", str(port)]
     with log.open("w", encoding="utf-8") as sink:
         server = subprocess.Popen(
             command, env=_own_places(folder), stdout=sink, stderr=subprocess.STDOUT, start_new_session=True

@@ -5,6 +5,7 @@ A usual run of the tests visits one lesson; ``python3 course.py test --browser``
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from course_utils.exercises.registry import exercises_of
 from course_utils.lessons import LESSONS, find_lesson
 from course_utils.sources import answer_cell, reference_code
-from tests.browser.session import DARK, LIGHT, NARROW, WIDE, Visit, chromium, open_lesson
+from tests.browser.session import ACTION_S, DARK, LIGHT, NARROW, START_S, WIDE, Visit, chromium, open_lab, open_lesson
 from tests.browser.wrong_answers import WRONG
 
 pytestmark = [
@@ -37,6 +38,21 @@ def test_a_lesson_is_worked_through_in_the_browser(lesson, tmp_path):
         found += exercise(visit, lesson)
         found += runs(visit.restart_and_run_all, visit)
     assert found == []
+
+
+def test_the_start_page_comes_first_and_leads_to_where_the_learner_was(tmp_path):
+    first, *others = [exercise.id for exercise in exercises_of(find_lesson("01"))]
+    known = json.dumps({"version": 1, "exercises": {first: "done"}})
+    with open_lab(progress=known) as page:
+        shown = page.locator(".jp-MarkdownViewer .jp-RenderedMarkdown")
+        shown.get_by_role("heading", name="PyTorch Workbook").wait_for(timeout=START_S * 1e3)
+        page.screenshot(path=str(Path(os.environ.get("COURSE_SCREENSHOTS") or tmp_path) / "start.png"))
+        assert shown.locator("tr").count() == 1 + len(LESSONS)
+        assert f"1 of {1 + len(others)}" in shown.inner_text()
+        assert page.locator(".jp-Dialog, .jp-toast-message, .Toastify__toast").count() == 0, "nothing pops up"
+        shown.get_by_text("Continue where you left off").get_by_role("link").click()
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=ACTION_S * 1e3)
+        assert page.locator(".lm-TabBar-tab.jp-mod-current").first.inner_text().strip() == "01_tensors.ipynb"
 
 
 # Each part yields what is wrong, so that one visit tells everything.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.exercises import progress
+from course_utils.exercises import progress, registry
 from course_utils.exercises.registry import Exercise
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG, Check, Outcome
 from course_utils.lessons import LESSONS
@@ -219,7 +219,7 @@ def test_summary_has_the_shape_that_other_tools_read(file, monkeypatch):
         Exercise(id="start.a", title="A", check=lambda *_: iter(()), hints=("1", "2", "3")),
         Exercise(id="start.b", title="B", check=lambda *_: iter(()), hints=("1", "2", "3"), kind="clinic"),
     )
-    monkeypatch.setattr(progress, "exercises_of", lambda lesson: exercises if lesson.name == "start" else ())
+    monkeypatch.setattr(registry, "exercises_of", lambda lesson: exercises if lesson.name == "start" else ())
     progress.record(passed("start.a"))
     assert progress.summary()[0] == {
         "lesson": "00_start",

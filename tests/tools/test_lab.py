@@ -148,6 +148,7 @@ def test_jupyterlab_listens_on_this_machine_only_and_keeps_its_token(workspace):
     assert options["ServerApp.root_dir"] == str(workspace)
     assert options["ServerApp.open_browser"] == "True"
     assert not any("token" in name or "password" in name for name in options)
+    assert options["LabApp.default_url"] == "/lab/tree/START.md"
 
 
 def test_a_lesson_and_a_port_are_passed_on(workspace):
