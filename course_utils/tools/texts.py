@@ -20,10 +20,11 @@ from pathlib import Path
 from course_utils.lessons import LESSONS
 from course_utils.paths import NOTEBOOKS, ROOT, write_text
 from course_utils.sources import read_cells
+from course_utils.tools.picture_texts import picture_texts, template
 
 CATALOGUE = NOTEBOOKS / "source" / "texts.json"
 # Modules whose strings learners read: hints and messages of exercises, sentences and corrections, findings, labels.
-READ_BY_LEARNERS = ("exercises/*.py", "claims/*.py", "doctor/rules/*.py", "widgets/*.py")
+READ_BY_LEARNERS = ("exercises/*.py", "claims/*.py", "doctor/rules/*.py", "widgets/*.py", "diagrams.py", "graphs.py")
 _HASH = 10  # hexadecimal digits: a clash of two versions of one paragraph is out of the question
 
 
@@ -32,8 +33,10 @@ def texts(folder: Path = NOTEBOOKS) -> dict[str, str]:
 
     Ids: ``lesson.01_tensors.title`` and ``.question``; ``cell.01_tensors.hook`` for a Markdown cell;
     ``exercise.tensors.energy.title``, ``.hints.1`` and what else an exercise says; ``claim.T004.sentence`` and
-    ``.right``; ``finding.loop.no-zero-grad.title``; ``message.exercises.tensors_values.check_with_ones.3`` for the
-    third string of that function. In a message, what is filled in stands in braces.
+    ``.right``; ``finding.loop.no-zero-grad.title``; ``picture.01_tensors.map.1`` for the first text that a cell draws,
+    and ``picture.widgets.data.1`` for one that a module does, unless it is a message of that module already;
+    ``message.exercises.tensors_values.check_with_ones.3`` for the third string of that function. In a message, what is
+    filled in stands in braces.
     """
     found: dict[str, str] = {}
     for lesson in LESSONS:
@@ -43,12 +46,25 @@ def texts(folder: Path = NOTEBOOKS) -> dict[str, str]:
         for cell in read_cells(path) if path.exists() else []:
             if cell.kind == "markdown":
                 found[f"cell.{lesson.stem}.{cell.id}"] = cell.text
+            elif cell.kind == "code":
+                found |= _numbered(f"picture.{lesson.stem}.{cell.id}", picture_texts(cell.text))
     package = ROOT / "course_utils"
     for pattern in READ_BY_LEARNERS:
         for path in sorted(package.glob(pattern)):
-            module = ".".join(path.relative_to(package).with_suffix("").parts)
-            found |= module_texts(module, path.read_text(encoding="utf-8"))
+            found |= module_texts(_name_of(path), path.read_text(encoding="utf-8"))
+    said = set(found.values())
+    for path in sorted({*package.rglob("*.py")} - {*package.glob("tools/**/*.py")}):  # tools draw nothing in a notebook
+        drawn = picture_texts(path.read_text(encoding="utf-8"))
+        found |= _numbered(f"picture.{_name_of(path)}", [text for text in drawn if text not in said])
     return found
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "course_utils").with_suffix("").parts)
+
+
+def _numbered(owner: str, several: list[str]) -> dict[str, str]:
+    return {f"{owner}.{number}": text for number, text in enumerate(several, start=1)}
 
 
 def module_texts(module: str, source: str) -> dict[str, str]:
@@ -148,7 +164,7 @@ class _Reader(ast.NodeVisitor):
             self._keep(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        self._keep(_template(node))
+        self._keep(template(node))
 
     def _inside(self, node: ast.FunctionDef | ast.ClassDef) -> None:
         self._names.append(node.name)
@@ -163,7 +179,7 @@ class _Reader(ast.NodeVisitor):
         self._owner = before
 
     def _keep(self, text: str) -> None:
-        if " " not in text.strip() or not re.search(r"[A-Za-z]{2}", text):
+        if " " not in text.strip() or not re.search(r"[A-Za-z]{2}", text) or text.startswith("<"):  # a drawing's markup
             return
         owner = self._owner or ".".join(["message", self._module, *self._names])
         numbered = self._owner is None or owner.endswith((".hints", ".errors", ".rule"))
@@ -187,14 +203,6 @@ def _owner(call: ast.Call) -> str | None:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _template(node: ast.JoinedStr) -> str:
-    """Return an f-string with its expressions in braces, as in the source."""
-    parts = []
-    for value in node.values:
-        parts.append(str(value.value) if isinstance(value, ast.Constant) else "{" + ast.unparse(value.value) + "}")  # type: ignore[attr-defined]
-    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -72,6 +73,32 @@ def test_strings_of_a_module_are_named_by_what_they_belong_to():
         "finding.loop.fault.fix": "do it",
         "message.exercises.lesson.fault.1": "It was seen.",
     }
+
+
+def test_words_in_pictures_are_found_where_they_are_drawn():
+    source = """
+axes.set(xlabel="step", ylabel="loss (nats)", ylim=(0, 1))
+axes.plot(steps, losses, "k--", label="training" if first else f"round {number}")
+axes.legend(["all", "some"], loc="lower right")
+axes.text(0, 1, "10", ha="center")
+show(figure, "The loss " "falls.")
+check("tensors.energy", energy)
+other(title="no picture")
+"""
+    found = texts.picture_texts(source)
+    assert sorted(found) == ["The loss falls.", "all", "loss (nats)", "round {number}", "some", "step", "training"]
+
+
+def test_no_picture_of_a_lesson_has_words_without_a_key(found):
+    words = set(found.values())
+    for lesson in LESSONS:
+        for cell in read_cells(NOTEBOOKS / "source" / f"{lesson.stem}.py"):
+            captions = (
+                re.findall(r'^show\(\w+, "([^"]+)"\)', cell.text, flags=re.MULTILINE) if cell.kind == "code" else []
+            )
+            assert [caption for caption in captions if caption not in words] == []
+    for axis in ("learning rate", "loss (nats)", "peak (MiB)"):
+        assert axis in words
 
 
 def test_a_paragraph_has_one_hash_however_its_lines_are_broken():
