@@ -18,7 +18,7 @@ from course_utils.tools.processes import PATIENT_THREADS
 from course_utils.tools.start_page import NAME as START_PAGE
 from course_utils.tools.start_page import write_start_page
 
-SETTINGS = Path(__file__).with_name("jupyter")  # no question about news on the first start
+SETTINGS = Path(__file__).with_name("jupyter")  # of JupyterLab, and the kernel that it starts
 PLACES = ("COURSE_WORKSPACE", "COURSE_DATA", "COURSE_PROGRESS")  # kernels start elsewhere, so these become absolute
 
 
@@ -198,4 +198,6 @@ def lab_environment() -> dict[str, str]:
     return {**PATIENT_THREADS, **env} | {
         "PYTHONPATH": course_first(env.get("PYTHONPATH")),
         "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
+        # First, so that no other kernel called python3 takes its place: this one explains missing names.
+        "JUPYTER_PATH": os.pathsep.join([str(SETTINGS), *filter(None, [env.get("JUPYTER_PATH")])]),
     }

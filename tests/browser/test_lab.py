@@ -40,7 +40,7 @@ def test_a_lesson_is_worked_through_in_the_browser(lesson, tmp_path):
     assert found == []
 
 
-def test_the_start_page_comes_first_and_leads_to_where_the_learner_was(tmp_path):
+def test_a_newcomer_is_led_to_the_lesson_and_to_the_cell_that_comes_first(tmp_path):
     first, *others = [exercise.id for exercise in exercises_of(find_lesson("01"))]
     known = json.dumps({"version": 1, "exercises": {first: "done"}})
     with open_lab(progress=known) as page:
@@ -53,6 +53,12 @@ def test_the_start_page_comes_first_and_leads_to_where_the_learner_was(tmp_path)
         shown.get_by_text("Continue where you left off").get_by_role("link").click()
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=ACTION_S * 1e3)
         assert page.locator(".lm-TabBar-tab.jp-mod-current").first.inner_text().strip() == "01_tensors.ipynb"
+        visit = Visit(page, "01_tensors")
+        early = visit.ids("exercise")[0]
+        visit.run(early, "digits.shape")
+        assert "`digits` is made in another cell, which has not run" in visit.output(early), (
+            "one sentence says what to do"
+        )
 
 
 # Each part yields what is wrong, so that one visit tells everything.

@@ -163,10 +163,12 @@ def test_kernels_find_the_course_and_the_learners_files_wherever_they_start(monk
     monkeypatch.setenv("COURSE_WORKSPACE", "mine")
     monkeypatch.setenv("COURSE_PROGRESS", "mine/progress.json")
     monkeypatch.setenv("PYTHONPATH", f"/before{os.pathsep}{ROOT}")
+    monkeypatch.setenv("JUPYTER_PATH", "/kernels")
     env = lab.lab_environment()
     assert env["COURSE_WORKSPACE"] == str(tmp_path / "mine")
     assert env["COURSE_PROGRESS"] == str(tmp_path / "mine/progress.json")
     assert env["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/before"]
+    assert env["JUPYTER_PATH"].split(os.pathsep) == [str(lab.SETTINGS), "/kernels"], "our kernel comes first"
 
 
 def test_progress_that_is_off_stays_off_and_none_is_set(monkeypatch):
