@@ -84,8 +84,8 @@ def test_the_conda_environment_has_the_same_pins_for_its_python():
         d["pip"] for d in content["dependencies"] if isinstance(d, dict)
     ]  # fmt: skip
     (python,) = [re.fullmatch(r"python=(\d)\.(\d+)", entry) for entry in conda if entry.startswith("python=")]
-    assert pip[0] == "-c constraints.txt"
-    mirrored = dict(entry.split("==") for entry in pip[1:])
+    assert (pip[0], pip[-1]) == ("-c constraints.txt", "--editable .")
+    mirrored = dict(entry.split("==") for entry in pip[1:-1])
     assert {normalized(name): version for name, version in mirrored.items()} == pins(
         python=(int(python[1]), int(python[2]))
     )
