@@ -283,7 +283,7 @@ class Watcher:
 
     def _look_at_lengths(self, optimizer: torch.optim.Optimizer, group: _Group) -> None:
         pairs = [
-            (name, p) for name, p in group.parameters if p.grad is not None and p.grad.layout == torch.strided
+            (name, p) for name, p in group.parameters if (grad := p.grad) is not None and grad.layout is torch.strided
         ]  # fmt: skip
         if not pairs or _is_skipped(optimizer):
             return
@@ -340,14 +340,15 @@ class Watcher:
             marks.append(ref(mark))
             waiting += [below for below, _ in node.next_functions]
         mark = node = waiting = None
-        alive = sum(any(mark() is not None for mark in marks) for marks in self._graphs)
-        self._graphs.append(marks)
-        if alive == trends.GRAPHS:
+        graphs = self._graphs
+        are_alive = len(graphs) == trends.GRAPHS and all(any(mark() is not None for mark in marks) for marks in graphs)
+        graphs.append(marks)
+        if are_alive:
             message = (
-                f"At {self} the graphs of the last {alive} steps that were looked at are all alive: your loop keeps a "
-                "loss or an output with its graph."
+                f"At {self} the graphs of the last {trends.GRAPHS} steps that were looked at are all alive: your loop "
+                "keeps a loss or an output with its graph."
             )
-            self._tell("memory.graph-kept", Seen(message, {"steps": alive, "nodes_of_one": count_nodes(root)}))
+            self._tell("memory.graph-kept", Seen(message, {"steps": trends.GRAPHS, "nodes_of_one": count_nodes(root)}))
 
     def _look_at_memory(self) -> None:
         counts = self._live.look(self._updates)
@@ -365,17 +366,25 @@ class Watcher:
     # Dead units.
 
     def _open_units(self) -> None:
-        """Attach hooks that see one step."""
+        """Attach hooks that see one step, where there may be something to see."""
         for _, module, units in self._units:
-            hook = _Hook(self._see_units, self._failed, module, units)
-            self._look.callback(module.register_forward_pre_hook(hook).remove)
-        self._is_looking = True
+            if units.rests:
+                units.looks += 1
+                if units.is_over():
+                    units.restart()
+            else:
+                hook = _Hook(self._see_units, self._failed, module, units)
+                self._look.callback(module.register_forward_pre_hook(hook).remove)
+                self._is_looking = True
 
     def _see_units(self, watched: nn.Module, units: trends.Units, module: nn.Module, args: Any) -> None:
         values = args[0] if args and module is watched else None
-        # What needs no gradient are the data: dark corners of images are no dead units.
-        if isinstance(values, Tensor) and values.requires_grad and values.ndim > 1 and values.numel():
+        if not isinstance(values, Tensor) or values.ndim < 2 or not values.numel() or not is_grad_enabled():
+            return
+        if values.requires_grad:
             units.add(values.detach())
+        elif units.silent is None:  # the data: dark corners of images are no dead units
+            units.rests = True
 
     def _close_units(self) -> None:
         self._is_looking = False
@@ -390,8 +399,8 @@ class Watcher:
                 )
                 evidence = {"dead": dead, "units": size, "examples": units.examples}
                 self._tell("model.dead-units", Seen(message, evidence), name)
-            if units.looks >= 2 * trends.DEAD_LOOKS and units.examples >= trends.DEAD_EXAMPLES:
-                units.restart()  # units may die later
+            if units.is_over():
+                units.restart()
 
     # Small things.
 
@@ -620,11 +629,13 @@ def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(found, Tensor) and found.item() > 0
 
 
-@torch.no_grad()
 def _lengths(tensors: list[Tensor]) -> list[float]:
-    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
-    norms = torch._foreach_norm([tensor.float() for tensor in tensors] if narrow else tensors)
-    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+    """Return the lengths of tensors; a graph that hangs on them gets a little longer for a moment."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if torch.float16 in dtypes or torch.bfloat16 in dtypes:
+        tensors = [tensor.float() for tensor in tensors]
+    norms = torch._foreach_norm(tensors)
+    if len(dtypes) > 1 or len({norm.device for norm in norms}) > 1:
         norms = [norm.to("cpu", torch.float64) for norm in norms]
     return torch.stack(norms).tolist()
 
