@@ -22,6 +22,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -586,7 +587,9 @@ class _ForwardHook(_Hook):
         if is_compiling() or module is not self._model or not is_grad_enabled():
             return
         try:
-            autocast = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
+            autocast = None
+            if _is_any_autocast_enabled() and torch.is_autocast_enabled(self._kind):  # the second one takes 4 µs
+                autocast = torch.get_autocast_dtype(self._kind)
             self._calls.append((self._root, self._inner, args, kwargs, autocast))
             self._watcher._went_back = False
         except Exception as error:
