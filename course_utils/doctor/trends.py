@@ -71,7 +71,11 @@ def starved(waits: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
 
 
 class Units:
-    """Which units in front of one layer have been 0 for every example so far."""
+    """Which units in front of one layer have been 0 for every example so far.
+
+    Once enough of them have fired, or if the layer gets data, nothing is dead before the next restart: ``rests`` says
+    so, and looks need only be counted.
+    """
 
     def __init__(self, axis: int) -> None:
         self._axis = axis
@@ -79,6 +83,7 @@ class Units:
 
     def restart(self) -> None:
         """Forget everything."""
+        self.rests = False
         self.silent: Tensor | None = None
         self.looks = self.examples = 0
 
@@ -94,10 +99,16 @@ class Units:
 
     def dead(self) -> tuple[int, int] | None:
         """Return (how many are dead, how many there are) if nearly all are; None if not, or if it is too early."""
-        if self.silent is None or self.looks < DEAD_LOOKS or self.examples < DEAD_EXAMPLES:
+        if self.silent is None or self.rests:
             return None
         dead, size = int(self.silent.sum()), self.silent.numel()
-        return (dead, size) if size > 1 and dead >= DEAD_SHARE * size else None
+        self.rests = dead < DEAD_SHARE * size or size == 1
+        is_early = self.looks < DEAD_LOOKS or self.examples < DEAD_EXAMPLES
+        return None if self.rests or is_early else (dead, size)
+
+    def is_over(self) -> bool:
+        """Tell whether it is time for a restart: units may die later."""
+        return self.looks >= 2 * DEAD_LOOKS and (self.rests or self.examples >= DEAD_EXAMPLES)
 
 
 class LiveTensors:

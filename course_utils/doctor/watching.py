@@ -3,6 +3,9 @@
 Three places are looked at: where a forward pass begins (its inputs are kept until the update, so that it can be
 repeated), where a backward pass begins (the loss is read), and where an optimizer is about to update. Gradients, graphs
 and units are looked at in the first updates, and then ever more rarely, so that it costs little.
+
+In most steps each hook does next to nothing, and that next to nothing is what counts: after a step of the reader's the
+caches are full of its numbers, so each object that a hook touches costs far more than in a loop of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch._C import _is_any_autocast_enabled
+from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from course_utils.cards import in_notebook
@@ -108,10 +114,10 @@ class Watcher:
         self._ended = 0.0
         self._findings: dict[tuple[str, str], Finding] = {}
         self._remarks: list[str] = []
-        self._calls: list[Call] = []  # since the last update
+        self._calls: deque[tuple[Any, ...]] = deque(maxlen=KEPT_CALLS)  # since the last update, what makes a `Call`
         self._went_back = True  # the last call's loss
-        self._losses: list[tuple[int, str, Tensor]] = []  # not read yet: update, place, value
-        self._groups: WeakKeyDictionary[torch.optim.Optimizer, _Group | None] = WeakKeyDictionary()
+        self._losses: list[tuple[int, tuple[int, int] | None, Tensor]] = []  # not read yet: update, place, value
+        self._groups: dict[int, _Group] = {}  # by the optimizer's id
         self._graphs: deque[list[ref[_Mark]]] = deque(maxlen=trends.GRAPHS)
         self._units: list[tuple[str, nn.Module, trends.Units]] = []
         self._live = trends.LiveTensors(clock)
@@ -138,11 +144,10 @@ class Watcher:
         with contextlib.ExitStack() as attached:
             for root, model in self._models.items():
                 inner = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
-                hook = _Hook(self._before_forward, self._failed, root, model, inner)
+                hook = _ForwardHook(self, root, model, inner)
                 attached.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hook = _Hook(self._before_update, self._failed)
-            attached.callback(register_optimizer_step_pre_hook(hook).remove)
-            _wrap_backward(attached, _Hook(self._before_backward, self._failed))
+            attached.callback(register_optimizer_step_pre_hook(self._before_update).remove)
+            _wrap_backward(attached, self._before_backward)
             self._attached = attached.pop_all()
         return self
 
@@ -191,61 +196,78 @@ class Watcher:
 
     # The three places in the loop.
 
-    def _before_forward(
-        self, root: str, model: nn.Module, inner: nn.Module, module: nn.Module, args: Any, kwargs: Any
-    ) -> None:
-        if module is not model or not torch.is_grad_enabled():
-            return
-        if len(self._calls) == KEPT_CALLS:
-            del self._calls[0]
-        autocast = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
-        self._calls.append(Call(root, inner, args, kwargs, autocast))
-        self._went_back = False
+    # The forward one is a `_ForwardHook`. None of them raises: the reader's loop goes on.
 
     def _before_backward(self, roots: Any) -> None:
-        roots = (roots,) if isinstance(roots, Tensor) else tuple(roots)
-        self._went_back = True
-        self._backwards += 1
-        if self._marking.is_due(self._backwards):
-            self._mark_graph(roots[0])
-        for loss in roots:
-            if loss.numel() == 1 and not self._told_nonfinite:
-                if self._every > 1:
-                    self._losses.append((self._updates, str(self), loss.detach()))
-                elif not math.isfinite(loss.item()):
-                    self._tell_nonfinite(str(self), True)
+        if is_compiling():
+            return
+        try:
+            self._went_back = True
+            self._backwards += 1
+            if self._backwards >= self._marking.next:
+                self._marking.took(self._backwards)
+                self._mark_graph(roots if isinstance(roots, Tensor) else roots[0])
+            if self._told_nonfinite:
+                return
+            for loss in (roots,) if isinstance(roots, Tensor) else roots:
+                if loss.numel() == 1 and not self._told_nonfinite:
+                    if self._every > 1:
+                        self._losses.append((self._updates, self._place, loss.detach()))
+                    elif not isfinite(loss.item()):
+                        self._tell_nonfinite(str(self), True)
+        except Exception as error:
+            self._failed(error)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_args: Any) -> None:
-        group = self._groups.get(optimizer, _NEW)
-        if group is _NEW or (group is not None and group.size != len(optimizer.param_groups)):
-            group = self._groups[optimizer] = self._new_group(optimizer)
-        if group is None:
+        if is_compiling():
             return
+        try:
+            group = self._groups.get(id(optimizer))
+            if group is None or not group.is_mine:
+                group = self._group_of(optimizer)
+                if not group.is_mine:
+                    return
+            updates = self._updates
+            if (
+                group.updates >= group.looking.next or updates >= self._looking.next or self._is_looking
+                or (self._losses and updates % self._every == 0)
+            ):  # fmt: skip
+                group = self._look_at_update(optimizer, group)
+            group.updates += 1
+            self._updates = updates + 1
+            self._updated = self._place
+            self._calls.clear()
+        except Exception as error:
+            self._failed(error)
+
+    def _look_at_update(self, optimizer: torch.optim.Optimizer, group: _Group) -> _Group:
+        """Do what is not done in each update; return the optimizer's group, another one if it has grown."""
         if self._is_looking:
             self._close_units()
         if self._losses and self._updates % self._every == 0:
             self._read_losses()
-        if group.looking.is_due(group.updates) and not self._told_nonfinite:
-            self._look_at_lengths(optimizer, group)
-        if self._looking.is_due(self._updates):
+        if group.updates >= group.looking.next:
+            group.looking.took(group.updates)
+            group = self._group_of(optimizer)
+            if not self._told_nonfinite:
+                self._look_at_lengths(optimizer, group)
+        if self._updates >= self._looking.next:
+            self._looking.took(self._updates)
             self._look_at_memory()
             self._open_units()
-        group.updates += 1
-        self._updates += 1
-        self._updated = self._place
-        self._calls.clear()
+        return group
 
     # What is not finite.
 
     def _read_losses(self) -> None:
         losses, self._losses = self._losses, []
         for update, place, loss in losses:
-            if not self._told_nonfinite and not math.isfinite(loss.item()):
-                self._tell_nonfinite(place, True, is_late=update != self._updates)
+            if not self._told_nonfinite and not isfinite(loss.item()):
+                self._tell_nonfinite(_place_text(place, update), True, is_late=update != self._updates)
 
     def _tell_nonfinite(self, place: str, loss_is_bad: bool, bad: Iterable[str] = (), is_late: bool = False) -> None:
         self._told_nonfinite = True
-        calls, batch = ([], None) if is_late else (self._calls, self._batch)
+        calls, batch = ([], None) if is_late else ([Call(*call) for call in self._calls], self._batch)
         updated = "" if is_late or not self._updates else _place_text(self._updated, self._updates - 1)
         self._tell(*diagnose(place, loss_is_bad, list(bad), calls, batch, self._parameters, updated))
 
@@ -253,7 +275,7 @@ class Watcher:
         """Read what was not read yet; look at a forward pass whose loss never went back: the loop noticed itself."""
         self._read_losses()
         if self._calls and not self._went_back and not self._told_nonfinite:
-            call = self._calls[-1]
+            call = Call(*self._calls[-1])
             seen = repeat(call)
             if seen is not None and seen.origin is not None:
                 self._tell(*say(call, seen.origin, str(self)))
@@ -262,7 +284,7 @@ class Watcher:
 
     def _look_at_lengths(self, optimizer: torch.optim.Optimizer, group: _Group) -> None:
         pairs = [
-            (name, p) for name, p in group.parameters if p.grad is not None and p.grad.layout == torch.strided
+            (name, p) for name, p in group.parameters if (grad := p.grad) is not None and grad.layout is torch.strided
         ]  # fmt: skip
         if not pairs or _is_skipped(optimizer):
             return
@@ -270,7 +292,7 @@ class Watcher:
         scale = getattr(optimizer, "grad_scale", None)  # a scaler that leaves the division to the update
         if isinstance(scale, Tensor):
             lengths = [length / scale.item() for length in lengths]
-        if not all(map(math.isfinite, lengths)):
+        if not all(map(isfinite, lengths)):
             self._read_losses()  # one of them may have been the first
             bad = [name for name, p in pairs if is_bad(p.grad)]  # else a sum of squares has overflowed
             if bad and not self._told_nonfinite:
@@ -319,14 +341,15 @@ class Watcher:
             marks.append(ref(mark))
             waiting += [below for below, _ in node.next_functions]
         mark = node = waiting = None
-        alive = sum(any(mark() is not None for mark in marks) for marks in self._graphs)
-        self._graphs.append(marks)
-        if alive == trends.GRAPHS:
+        graphs = self._graphs
+        are_alive = len(graphs) == trends.GRAPHS and all(any(mark() is not None for mark in marks) for marks in graphs)
+        graphs.append(marks)
+        if are_alive:
             message = (
-                f"At {self} the graphs of the last {alive} steps that were looked at are all alive: your loop keeps a "
-                "loss or an output with its graph."
+                f"At {self} the graphs of the last {trends.GRAPHS} steps that were looked at are all alive: your loop "
+                "keeps a loss or an output with its graph."
             )
-            self._tell("memory.graph-kept", Seen(message, {"steps": alive, "nodes_of_one": count_nodes(root)}))
+            self._tell("memory.graph-kept", Seen(message, {"steps": trends.GRAPHS, "nodes_of_one": count_nodes(root)}))
 
     def _look_at_memory(self) -> None:
         counts = self._live.look(self._updates)
@@ -344,17 +367,25 @@ class Watcher:
     # Dead units.
 
     def _open_units(self) -> None:
-        """Attach hooks that see one step."""
+        """Attach hooks that see one step, where there may be something to see."""
         for _, module, units in self._units:
-            hook = _Hook(self._see_units, self._failed, module, units)
-            self._look.callback(module.register_forward_pre_hook(hook).remove)
-        self._is_looking = True
+            if units.rests:
+                units.looks += 1
+                if units.is_over():
+                    units.restart()
+            else:
+                hook = _Hook(self._see_units, self._failed, module, units)
+                self._look.callback(module.register_forward_pre_hook(hook).remove)
+                self._is_looking = True
 
     def _see_units(self, watched: nn.Module, units: trends.Units, module: nn.Module, args: Any) -> None:
         values = args[0] if args and module is watched else None
-        # What needs no gradient are the data: dark corners of images are no dead units.
-        if isinstance(values, Tensor) and values.requires_grad and values.ndim > 1 and values.numel():
+        if not isinstance(values, Tensor) or values.ndim < 2 or not values.numel() or not is_grad_enabled():
+            return
+        if values.requires_grad:
             units.add(values.detach())
+        elif units.silent is None:  # the data: dark corners of images are no dead units
+            units.rests = True
 
     def _close_units(self) -> None:
         self._is_looking = False
@@ -369,8 +400,8 @@ class Watcher:
                 )
                 evidence = {"dead": dead, "units": size, "examples": units.examples}
                 self._tell("model.dead-units", Seen(message, evidence), name)
-            if units.looks >= 2 * trends.DEAD_LOOKS and units.examples >= trends.DEAD_EXAMPLES:
-                units.restart()  # units may die later
+            if units.is_over():
+                units.restart()
 
     # Small things.
 
@@ -382,13 +413,19 @@ class Watcher:
         finding = self._findings[code, about] = RULES[code].finding(seen)
         self._show(finding)
 
-    def _new_group(self, optimizer: torch.optim.Optimizer) -> _Group | None:
-        """Return what is to be known about an optimizer; None if it is not of this model."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        is_mine = ref(optimizer) in self._wanted if self._wanted is not None else any(
-            id(p) in self._names for p in parameters
-        )  # fmt: skip
-        return _Group(len(optimizer.param_groups), parameters, self._names) if is_mine else None
+    def _group_of(self, optimizer: torch.optim.Optimizer) -> _Group:
+        """Return what is known about an optimizer; begin anew if it has grown."""
+        key, size, groups = id(optimizer), len(optimizer.param_groups), self._groups
+        group = groups.get(key)
+        if group is None or group.size != size:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            if self._wanted is None:
+                is_mine = any(id(p) in self._names for p in parameters)
+            else:
+                is_mine = ref(optimizer) in self._wanted
+            held = ref(optimizer, lambda _: groups.pop(key, None))  # another one may get its id
+            group = groups[key] = _Group(held, size, parameters if is_mine else None, self._names)
+        return group
 
     def __str__(self) -> str:
         return _place_text(self._place, self._updates)
@@ -438,12 +475,24 @@ class WatchedBatches:
 
 
 class _Group:
-    """The parameters of one optimizer, and how their gradients went."""
+    """The parameters of one optimizer, and how their gradients went.
 
-    def __init__(self, size: int, parameters: list[Tensor], names: Mapping[int, str]) -> None:
-        self.size, self.updates, self.looking = size, 0, _Schedule()
+    Args:
+        optimizer: lets go of the group when the optimizer is gone.
+        size: number of the optimizer's parameter groups.
+        parameters: all that are updated; None if it is not the model's optimizer.
+        names: of the model's parameters, by id.
+    """
+
+    __slots__ = ("first", "is_mine", "lengths", "looking", "optimizer", "parameters", "shares", "size", "updates")
+
+    def __init__(
+        self, optimizer: ref[Any], size: int, parameters: list[Tensor] | None, names: Mapping[int, str]
+    ) -> None:
+        self.optimizer, self.size, self.is_mine = optimizer, size, parameters is not None
+        self.updates, self.looking = 0, _Schedule()
         self.parameters = [
-            (names.get(id(p), f"parameter {i}"), p) for i, p in enumerate(parameters) if p.requires_grad
+            (names.get(id(p), f"parameter {i}"), p) for i, p in enumerate(parameters or ()) if p.requires_grad
         ]  # fmt: skip
         self.lengths: deque[float] = deque(maxlen=48)
         self.first: list[float] = []
@@ -453,29 +502,26 @@ class _Group:
 class _Schedule:
     """Looks at each of the first updates; then pauses grow with the run, up to `MOST_APART`.
 
-    Pauses are odd, so that optimizers that take turns get their looks.
+    Pauses are odd, so that optimizers that take turns get their looks. A look is due from number ``next`` on.
 
     Args:
         part: of the way gone that a pause takes, as its divisor.
     """
 
-    def __init__(self, part: int = 4) -> None:
-        self._part, self._next = part, 0
+    __slots__ = ("_part", "next")
 
-    def is_due(self, number: int) -> bool:
-        if number < self._next:
-            return False
-        self._next = number + min(MOST_APART, number // self._part | 1)
-        return True
+    def __init__(self, part: int = 4) -> None:
+        self._part, self.next = part, 0
+
+    def took(self, number: int) -> None:
+        """Say that a look was taken."""
+        self.next = number + min(MOST_APART, number // self._part | 1)
 
 
 class _Mark:
     """Lives as long as the node of a graph that holds it."""
 
     __slots__ = ("__weakref__",)
-
-
-_NEW: Any = object()
 
 
 class _Hook:
@@ -498,7 +544,7 @@ class _Hook:
         self._function, self._failed, self._first = function, failed, first
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         if self._function is None:
             self._leave(args[0])
@@ -520,6 +566,36 @@ class _Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+class _ForwardHook(_Hook):
+    """Keeps what a model is called with, until the update.
+
+    Args:
+        watcher: gets it.
+        root: name of the model.
+        model: the model.
+        inner: the same, or what `torch.compile` has wrapped in it.
+    """
+
+    __slots__ = ("_calls", "_inner", "_kind", "_model", "_root", "_watcher")
+
+    def __init__(self, watcher: Watcher, root: str, model: nn.Module, inner: nn.Module) -> None:
+        super().__init__(None, None)
+        self._watcher, self._calls, self._kind = watcher, watcher._calls, watcher._kind
+        self._root, self._model, self._inner = root, model, inner
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_compiling() or module is not self._model or not is_grad_enabled():
+            return
+        try:
+            autocast = None
+            if _is_any_autocast_enabled() and torch.is_autocast_enabled(self._kind):  # the second one takes 4 µs
+                autocast = torch.get_autocast_dtype(self._kind)
+            self._calls.append((self._root, self._inner, args, kwargs, autocast))
+            self._watcher._went_back = False
+        except Exception as error:
+            self._watcher._failed(error)
+
+
 def announce(finding: Finding) -> None:
     """Display a finding in a notebook, or print it elsewhere."""
     if in_notebook():
@@ -530,7 +606,7 @@ def announce(finding: Finding) -> None:
         print(finding_text(finding))
 
 
-def _wrap_backward(attached: contextlib.ExitStack, hook: _Hook) -> None:
+def _wrap_backward(attached: contextlib.ExitStack, hook: Callable[[Any], None]) -> None:
     """Have a hook called with the roots of each backward pass, until the stack closes."""
     original = torch.autograd.backward
 
@@ -556,11 +632,13 @@ def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(found, Tensor) and found.item() > 0
 
 
-@torch.no_grad()
 def _lengths(tensors: list[Tensor]) -> list[float]:
-    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
-    norms = torch._foreach_norm([tensor.float() for tensor in tensors] if narrow else tensors)
-    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+    """Return the lengths of tensors; a graph that hangs on them gets a little longer for a moment."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if torch.float16 in dtypes or torch.bfloat16 in dtypes:
+        tensors = [tensor.float() for tensor in tensors]
+    norms = torch._foreach_norm(tensors)
+    if len(dtypes) > 1 or len({norm.device for norm in norms}) > 1:
         norms = [norm.to("cpu", torch.float64) for norm in norms]
     return torch.stack(norms).tolist()
 
