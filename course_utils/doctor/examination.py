@@ -208,6 +208,10 @@ class Examination:
         return experiments.probe_forward(self)
 
     @cached_property
+    def objective(self) -> experiments.Objective:
+        return experiments.probe_objective(self)
+
+    @cached_property
     def data(self) -> experiments.DataFacts:
         return experiments.probe_data(self)
 

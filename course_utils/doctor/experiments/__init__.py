@@ -6,6 +6,7 @@ from course_utils.doctor.experiments.evaluating import Evaluation, run_evaluatio
 from course_utils.doctor.experiments.exporting import ExportFacts, probe_export
 from course_utils.doctor.experiments.forwards import Forwards, probe_forward
 from course_utils.doctor.experiments.hidden import Hidden, hidden_tensors
+from course_utils.doctor.experiments.objective import Objective, probe_objective
 from course_utils.doctor.experiments.run import Root, Run
 from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
 from course_utils.doctor.experiments.setup import prepare
@@ -26,7 +27,8 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 
 __all__ = [
-    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Root", "Run",
+    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Objective", "Root",
+    "Run",
     "SavedFacts", "Steps", "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data",
-    "probe_export", "probe_forward", "probe_saved", "run_evaluation", "run_steps", "run_training",
+    "probe_export", "probe_forward", "probe_objective", "probe_saved", "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

@@ -1,0 +1,161 @@
+"""Programs whose loss asks for the wrong thing, and healthy ones that look alike."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.doctor.programs import batches, classes, faulty, healthy, mlp, regression, setup
+
+
+@faulty("loss.wrong-sign")
+def likelihood_without_its_minus():
+    x, y = classes()
+
+    def loss_fn(logits, y):
+        return F.log_softmax(logits, 1).gather(1, y[:, None]).mean()
+
+    return setup(mlp(4, 3), batches(x, y), loss_fn)
+
+
+@faulty("loss.wrong-sign")
+def minus_in_the_step():
+    x, y = regression()
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad()
+        loss = -loss_fn(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(), batches(x, y), step=step)
+
+
+@faulty("loss.wrong-sign")
+def binary_likelihood_of_a_loop():
+    x, y = regression()
+
+    def train(model, loader, loss_fn, optimizer):
+        for inputs, labels in loader:
+            p = torch.sigmoid(model(inputs)).squeeze(1)
+            loss = (labels * (p + 1e-6).log() + (1 - labels) * (1 - p + 1e-6).log()).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return setup(mlp(), batches(x, (y[:, 0] > 0).float()), train=train)
+
+
+@faulty("loss.wrong-sign", "note")
+def cross_entropy_made_larger():
+    x, y = classes()
+    model = mlp(4, 3)
+    return setup(model, batches(x, y), nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.05, maximize=True))
+
+
+@healthy
+def likelihood_made_larger():
+    x, y = classes()
+    model = mlp(4, 3)
+
+    def loss_fn(logits, y):
+        return F.log_softmax(logits, 1).gather(1, y[:, None]).mean()
+
+    return setup(model, batches(x, y), loss_fn, torch.optim.Adam(model.parameters(), 0.01, maximize=True))
+
+
+@healthy
+def gradients_turned_around_by_hand():
+    x, y = regression()
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad()
+        score = -loss_fn(model(batch[0]), batch[1])
+        score.backward()
+        for p in model.parameters():
+            p.grad.neg_()
+        optimizer.step()
+        return score
+
+    return setup(mlp(), batches(x, y), step=step)
+
+
+@healthy
+def policy_whose_rewards_are_all_negative():
+    torch.manual_seed(0)
+    x, a, r = torch.randn(64, 4), torch.randint(0, 3, (64,)), -torch.rand(64) - 0.1
+    data = [(x[i : i + 16], a[i : i + 16], r[i : i + 16]) for i in range(0, 64, 16)]
+
+    def step(model, batch, loss_fn, optimizer):
+        states, actions, rewards = batch
+        chosen = F.log_softmax(model(states), 1).gather(1, actions[:, None]).squeeze(1)
+        loss = -(chosen * rewards).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(4, 3), data, step=step)
+
+
+@healthy
+def some_examples_forgotten_others_kept():
+    x, y = classes(128)
+
+    def train(model, loader, loss_fn, optimizer):
+        for i, (inputs, labels) in enumerate(loader):
+            loss = loss_fn(model(inputs), labels)
+            optimizer.zero_grad()
+            (loss if i % 2 else -0.1 * loss).backward()
+            optimizer.step()
+
+    return setup(mlp(4, 3), batches(x, y), nn.CrossEntropyLoss(), train=train)
+
+
+@healthy
+def counts_that_are_nearly_always_zero():
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = torch.zeros(64, 1)
+    y[::9] = 2
+    model = mlp()
+    nn.init.constant_(model[2].bias, -3.0)
+    return setup(model, batches(x, y), nn.PoissonNLLLoss())
+
+
+@healthy
+def rare_objects():
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 4), (torch.rand(64, 5) < 0.05).float()
+    model = mlp(4, 5)
+    nn.init.constant_(model[2].bias, -4.0)
+    return setup(model, batches(x, y), nn.BCEWithLogitsLoss())
+
+
+@healthy
+def distance_that_is_small_for_pairs():
+    torch.manual_seed(0)
+    x, same = torch.randn(64, 2, 4), torch.rand(64) < 0.5
+
+    class Distance(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp(4, 4)
+
+        def forward(self, pair):
+            return (self.net(pair[:, 0]) - self.net(pair[:, 1])).pow(2).sum(1)
+
+    def loss_fn(d, same):
+        return (same * d + (1 - same) * (1 - (d + 1e-6).sqrt()).clamp(min=0) ** 2).mean()
+
+    return setup(Distance(), batches(x, same.float()), loss_fn)
+
+
+@healthy
+def labels_of_what_it_is_not():
+    x, y = classes()
+
+    def loss_fn(logits, not_this):
+        return -(1 - logits.softmax(1).gather(1, not_this[:, None]) + 1e-6).log().mean()
+
+    return setup(mlp(4, 3), batches(x, y), loss_fn)
