@@ -212,6 +212,10 @@ class Examination:
         return experiments.probe_objective(self)
 
     @cached_property
+    def bootstraps(self) -> list[experiments.Bootstrap]:
+        return experiments.find_bootstraps(self)
+
+    @cached_property
     def data(self) -> experiments.DataFacts:
         return experiments.probe_data(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class Objective:
         return [1 - share for share in self.pushes] if self.is_climbing else self.pushes
 
 
-class _Batches:
+class SomeBatches:
     """A loader for the reader's loop: yields copies of some batches, and says which one is being worked on."""
 
     def __init__(self, loader: Any, batches: list[Any]) -> None:
@@ -71,15 +71,8 @@ def probe_objective(examination: Examination) -> Objective:
     if parts.model is None or not kept or examination.failure is not None or not examination.runs:
         return facts
     facts.is_climbing = _climbs(examination)
-    batches = _Batches(parts.loader, kept[:STEPS])
     first: list[Tensor] = []  # gradient of the first output
-
-    def go() -> None:
-        with ExitStack() as stack:
-            _watch_outputs(stack, examination, batches, facts, first)
-            _run(examination, batches)
-
-    examination.run(go, 0.2)
+    run_watched(examination, lambda stack, batches: _watch_outputs(stack, examination, batches, facts, first))
     if len(facts.away) >= 2 and min(facts.away) >= SURE:
         facts.growth = _growth(examination, first[0] * (1 if facts.is_climbing else -1))
     return facts
@@ -107,32 +100,37 @@ def _growth(examination: Examination, way: Tensor) -> float:
         output.register_hook(lambda gradient: found.append(gradient.detach().clone()))
         return output
 
-    def go() -> None:
-        handle = nn.modules.module.register_module_forward_hook(push)
-        try:
-            _run(examination, _Batches(parts.loader, examination.batches.kept[:1]))
-        finally:
-            handle.remove()
+    def watch(stack: ExitStack, _batches: SomeBatches) -> None:
+        stack.callback(nn.modules.module.register_module_forward_hook(push).remove)
 
-    examination.run(go, 0.1)
+    run_watched(examination, watch, 1)
     return float(found[0].norm() / way.norm()) - 1 if found else float("nan")
 
 
-def _run(examination: Examination, batches: _Batches) -> None:
-    """Run the reader's loop over some batches, or their steps."""
+def run_watched(
+    examination: Examination, watch: Callable[[ExitStack, SomeBatches], None], batches: int = STEPS
+) -> None:
+    """Run the reader's loop over some batches, or their steps, with what ``watch`` enters into a stack."""
     parts = examination.parts
-    if parts.train is not None and parts.step is None:
-        parts.call(parts.train, ("model", "loader", "loss_fn", "optimizer"), loader=batches, steps=STEPS)
-        return
-    for batch in itertools.islice(itertools.chain(batches, batches, batches, batches), STEPS):  # one is enough
-        parts.run_step(batch)
+    some = SomeBatches(parts.loader, examination.batches.kept[:batches])
+
+    def go() -> None:
+        with ExitStack() as stack:
+            watch(stack, some)
+            if parts.train is not None and parts.step is None:
+                parts.call(parts.train, ("model", "loader", "loss_fn", "optimizer"), loader=some, steps=STEPS)
+                return
+            for batch in itertools.islice(itertools.chain(*[some] * batches), batches):  # also of one batch
+                parts.run_step(batch)
+
+    examination.run(go, 0.15)
 
 
 # Which way an output is pushed.
 
 
 def _watch_outputs(
-    stack: ExitStack, examination: Examination, batches: _Batches, facts: Objective, gradients: list[Tensor]
+    stack: ExitStack, examination: Examination, batches: SomeBatches, facts: Objective, gradients: list[Tensor]
 ) -> None:
     parts = examination.parts
 

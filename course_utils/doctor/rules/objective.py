@@ -47,3 +47,25 @@ def wrong_sign(examination: Examination) -> Iterator[Seen]:
         severity=NOTE if facts.is_climbing else None,
         fix="maximize=False" if facts.is_climbing else None,
     )  # fmt: skip
+
+
+@rule(
+    "loss.target-is-learned", WARNING, "02_autograd",
+    title="The target of a bootstrapped loss carries a gradient.",
+    looks="comparisons in the graph of the loss whose two sides are separate answers of one trained network, one of "
+    "them scaled and added to a number for each example (reward + discount · next value).",
+    quiet="targets under no_grad or detached, targets of a network that no optimizer holds, distances between two "
+    "answers, residuals of equations. Where the number is not one of the batch, and no action is chosen, it is a note.",
+    fix="with torch.no_grad(): target = reward + gamma * target_net(next_state).amax(1)",
+)  # fmt: skip
+def target_is_learned(examination: Examination) -> Iterator[Seen]:
+    found = sorted(examination.bootstraps, key=lambda bootstrap: not bootstrap.is_sure)
+    if found:
+        first = found[0]
+        yield Seen(
+            f"The target that is made at {first.where} is an answer of the network that is trained, and carries a "
+            f"gradient: {first.shared} parameters learn from both sides of the comparison, and the target is pulled "
+            "towards the prediction.",
+            {"parameters_on_both_sides": first.shared, "where": first.where},
+            severity=None if first.is_sure else NOTE,
+        )

@@ -159,3 +159,131 @@ def labels_of_what_it_is_not():
         return -(1 - logits.softmax(1).gather(1, not_this[:, None]) + 1e-6).log().mean()
 
     return setup(mlp(4, 3), batches(x, y), loss_fn)
+
+
+def _transitions():
+    torch.manual_seed(0)
+    s, a, r, s2 = torch.randn(64, 4), torch.randint(0, 3, (64,)), torch.randn(64), torch.randn(64, 4)
+    done = (torch.rand(64) < 0.2).float()
+    return [tuple(t[i : i + 16] for t in (s, a, r, s2, done)) for i in range(0, 64, 16)]
+
+
+def _q_learning(next_value, compare=F.mse_loss):
+    def step(model, batch, loss_fn, optimizer):
+        s, a, r, s2, done = batch
+        q = model(s).gather(1, a[:, None]).squeeze(1)
+        loss = compare(q, r + 0.9 * (1 - done) * next_value(model, s2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(4, 3), _transitions(), step=step)
+
+
+@faulty("loss.target-is-learned")
+def q_learning_without_detach():
+    return _q_learning(lambda model, s2: model(s2).max(1).values)
+
+
+@faulty("loss.target-is-learned")
+def temporal_difference_by_hand():
+    """The value of a state, in a loop, with the difference written out."""
+    torch.manual_seed(0)
+    s, r, s2 = torch.randn(64, 4), torch.randn(64, 1), torch.randn(64, 4)
+
+    def train(model, loader, loss_fn, optimizer):
+        for state, reward, after in loader:
+            target = reward + model(after) * 0.95
+            error = target - model(state)
+            optimizer.zero_grad()
+            error.square().mean().backward()
+            optimizer.step()
+
+    return setup(mlp(), [(s[i : i + 16], r[i : i + 16], s2[i : i + 16]) for i in range(0, 64, 16)], train=train)
+
+
+@faulty("loss.target-is-learned")
+def replayed_transitions():
+    memory = [torch.cat(column) for column in zip(*_transitions(), strict=True)]
+
+    def train(model, loader, loss_fn, optimizer):
+        for _ in range(4):
+            s, a, r, s2, done = (column[torch.randint(0, 64, (16,))] for column in memory)
+            q = model(s)[torch.arange(16), a]
+            target = r + (1 - done) * 0.9 * model(s2).max(dim=1)[0]
+            optimizer.zero_grad()
+            loss_fn(q, target).backward()
+            optimizer.step()
+
+    return setup(mlp(4, 3), _transitions(), train=train)
+
+
+@faulty("loss.target-is-learned")
+def double_q_learning_with_huber():
+    return _q_learning(
+        lambda model, s2: model(s2).gather(1, model(s2).argmax(1, keepdim=True)).squeeze(1), F.smooth_l1_loss
+    )
+
+
+@healthy
+def q_learning_with_detach():
+    return _q_learning(lambda model, s2: model(s2).max(1).values.detach())
+
+
+@healthy
+def q_learning_with_a_target_network_that_nobody_trains():
+    torch.manual_seed(3)
+    target = mlp(4, 3)
+    return _q_learning(lambda model, s2: target(s2).amax(1))
+
+
+@healthy
+def differences_of_scores():
+    torch.manual_seed(0)
+    a, b, d = torch.randn(64, 4), torch.randn(64, 4), torch.randn(64, 1)
+
+    def step(model, batch, loss_fn, optimizer):
+        better, worse, by = batch
+        loss = loss_fn(model(better), model(worse) + by)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(), [(a[i : i + 16], b[i : i + 16], d[i : i + 16]) for i in range(0, 64, 16)], step=step)
+
+
+@healthy
+def two_views_that_should_agree():
+    x, y = classes()
+
+    def step(model, batch, loss_fn, optimizer):
+        first, second = (model(batch[0] + 0.1 * torch.randn_like(batch[0])) for _ in range(2))
+        loss = loss_fn(first, batch[1]) + 0.5 * F.mse_loss(first, second)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(4, 3), batches(x, y), nn.CrossEntropyLoss(), step=step)
+
+
+@healthy
+def equation_with_its_source():
+    """The residual u' - (f + a u) of a differential equation."""
+    torch.manual_seed(0)
+    t = torch.rand(64, 1)
+
+    def step(model, batch, loss_fn, optimizer):
+        t, source = batch
+        t = t.detach().requires_grad_()
+        u = model(t)
+        slope = torch.autograd.grad(u.sum(), t, create_graph=True)[0]
+        loss = (slope - (source - 2.0 * u)).square().mean() + (model(torch.zeros(1, 1)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(1), batches(t, torch.sin(t)), step=step)
