@@ -216,6 +216,10 @@ class Examination:
         return experiments.find_bootstraps(self)
 
     @cached_property
+    def echo(self) -> experiments.Echo | None:
+        return experiments.find_echo(self)
+
+    @cached_property
     def data(self) -> experiments.DataFacts:
         return experiments.probe_data(self)
 

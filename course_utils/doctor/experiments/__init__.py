@@ -12,6 +12,7 @@ from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
 from course_utils.doctor.experiments.setup import prepare
 from course_utils.doctor.experiments.steps import Steps, run_steps
 from course_utils.doctor.experiments.targets import Bootstrap, find_bootstraps
+from course_utils.doctor.experiments.tokens import Echo, find_echo
 from course_utils.doctor.experiments.training import Training, run_training
 
 # Findings that say the same again, less exactly: cause -> consequences that are left out.
@@ -28,8 +29,8 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 
 __all__ = [
-    "CONSEQUENCES", "Batches", "Bootstrap", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden",
-    "Objective", "Root", "Run", "SavedFacts", "Steps", "Training", "find_bootstraps", "hidden_tensors", "look_at_batches",
-    "prepare", "probe_data",
-    "probe_export", "probe_forward", "probe_objective", "probe_saved", "run_evaluation", "run_steps", "run_training",
+    "CONSEQUENCES", "Batches", "Bootstrap", "DataFacts", "Echo", "Evaluation", "ExportFacts", "Forwards", "Hidden",
+    "Objective", "Root", "Run", "SavedFacts", "Steps", "Training", "find_bootstraps", "find_echo", "hidden_tensors",
+    "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward", "probe_objective", "probe_saved",
+    "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from course_utils.doctor.experiments.objective import SURE
-from course_utils.doctor.findings import NOTE, WARNING, Seen, rule
+from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
 
 GROWTH = 1e-4  # of a gradient: less may be rounding
 
@@ -69,3 +69,25 @@ def target_is_learned(examination: Examination) -> Iterator[Seen]:
             {"parameters_on_both_sides": first.shared, "where": first.where},
             severity=None if first.is_sure else NOTE,
         )
+
+
+@rule(
+    "loss.labels-not-shifted", ERROR, "05_training",
+    title="The labels of a causal language model are the tokens that it is given.",
+    looks="integer labels that equal the model's tokens place by place, and which answers change with one token: its "
+    "own place's and later ones, and no earlier one.",
+    quiet="labels one place later, also where model or loss move them; models that move their inputs; masked language "
+    "models and autoencoders, whose answers depend on later tokens too.",
+    fix="loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:])",
+)  # fmt: skip
+def labels_not_shifted(examination: Examination) -> Iterator[Seen]:
+    echo = examination.echo
+    least = 1e-5 * echo.scale if echo is not None else 0.0
+    if echo is None or echo.own <= least or echo.later <= least or echo.earlier > least:
+        return
+    yield Seen(
+        f"All {echo.places} labels at {echo.where} equal the token at the same place, and the model sees that token: "
+        f"its answer there changes by {echo.own:.3g} with it, and later ones by {echo.later:.3g}. It learns to copy, "
+        "not to predict.",
+        {"places": echo.places, "change_at_its_place": echo.own, "change_later": echo.later, "where": echo.where},
+    )

@@ -287,3 +287,111 @@ def equation_with_its_source():
         return loss
 
     return setup(mlp(1), batches(t, torch.sin(t)), step=step)
+
+
+class _Language(nn.Module):
+    """A GRU over tokens; answers (N, T, V)."""
+
+    def __init__(self, bidirectional=False, starts_with=None):
+        super().__init__()
+        self.rows, self.starts_with = nn.Embedding(12, 16), starts_with
+        self.rnn = nn.GRU(16, 16, batch_first=True, bidirectional=bidirectional)
+        self.head = nn.Linear(32 if bidirectional else 16, 12)
+
+    def forward(self, tokens):
+        if self.starts_with is not None:
+            tokens = torch.cat([torch.full_like(tokens[:, :1], self.starts_with), tokens[:, :-1]], 1)
+        return self.head(self.rnn(self.rows(tokens))[0])
+
+
+def _tokens():
+    torch.manual_seed(0)
+    return torch.randint(1, 12, (32, 9))
+
+
+def _over_places(logits, y):
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+@faulty("loss.labels-not-shifted")
+def labels_are_the_inputs():
+    t = _tokens()
+    return setup(_Language(), batches(t, t), _over_places)
+
+
+@faulty("loss.labels-not-shifted")
+def transformer_that_copies_in_its_step():
+    t = _tokens()
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.places = nn.Embedding(12, 16), nn.Parameter(0.1 * torch.randn(9, 16))
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.head = nn.Linear(16, 12)
+
+        def forward(self, ids):
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+            h = self.layer(self.rows(ids) + self.places[: ids.shape[1]], src_mask=mask, is_causal=True)
+            return self.head(h)
+
+    def step(model, batch, loss_fn, optimizer):
+        ids = batch["input_ids"]
+        logits = model(ids)
+        loss = -logits.log_softmax(-1).gather(-1, ids[..., None]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(Decoder(), [{"input_ids": t[i : i + 8]} for i in range(0, 32, 8)], step=step)
+
+
+@healthy
+def labels_moved_by_the_loss():
+    t = _tokens()
+
+    def loss_fn(logits, y):
+        return F.cross_entropy(logits[:, :-1].transpose(1, 2), y[:, 1:])
+
+    return setup(_Language(), batches(t, t), loss_fn)
+
+
+@healthy
+def labels_rolled_and_the_last_ignored():
+    t = _tokens()
+    y = t.roll(-1, 1)
+    y[:, -1] = -100
+    return setup(_Language(), batches(t, y), _over_places)
+
+
+@healthy
+def decoder_that_moves_its_inputs():
+    t = _tokens()
+    return setup(_Language(starts_with=0), batches(t, t), _over_places)
+
+
+@healthy
+def masked_words():
+    t = _tokens()
+    hidden = torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+    return setup(
+        _Language(bidirectional=True),
+        batches(t.masked_fill(hidden, 0), t.masked_fill(~hidden, -100)),
+        _over_places,
+    )
+
+
+@healthy
+def tokens_through_a_bottleneck():
+    t = _tokens()
+
+    class Auto(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.squeeze, self.out = nn.Embedding(12, 8), nn.Linear(72, 16), nn.Linear(16, 9 * 12)
+
+        def forward(self, tokens):
+            return self.out(self.squeeze(self.rows(tokens).flatten(1)).tanh()).reshape(-1, 9, 12)
+
+    return setup(Auto(), batches(t, t), _over_places)
