@@ -208,6 +208,18 @@ class Examination:
         return experiments.probe_forward(self)
 
     @cached_property
+    def objective(self) -> experiments.Objective:
+        return experiments.probe_objective(self)
+
+    @cached_property
+    def bootstraps(self) -> list[experiments.Bootstrap]:
+        return experiments.find_bootstraps(self)
+
+    @cached_property
+    def echo(self) -> experiments.Echo | None:
+        return experiments.find_echo(self)
+
+    @cached_property
     def data(self) -> experiments.DataFacts:
         return experiments.probe_data(self)
 

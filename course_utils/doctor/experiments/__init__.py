@@ -6,10 +6,13 @@ from course_utils.doctor.experiments.evaluating import Evaluation, run_evaluatio
 from course_utils.doctor.experiments.exporting import ExportFacts, probe_export
 from course_utils.doctor.experiments.forwards import Forwards, probe_forward
 from course_utils.doctor.experiments.hidden import Hidden, hidden_tensors
+from course_utils.doctor.experiments.objective import Objective, probe_objective
 from course_utils.doctor.experiments.run import Root, Run
 from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
 from course_utils.doctor.experiments.setup import prepare
 from course_utils.doctor.experiments.steps import Steps, run_steps
+from course_utils.doctor.experiments.targets import Bootstrap, find_bootstraps
+from course_utils.doctor.experiments.tokens import Echo, find_echo
 from course_utils.doctor.experiments.training import Training, run_training
 
 # Findings that say the same again, less exactly: cause -> consequences that are left out.
@@ -26,7 +29,8 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 
 __all__ = [
-    "CONSEQUENCES", "Batches", "DataFacts", "Evaluation", "ExportFacts", "Forwards", "Hidden", "Root", "Run",
-    "SavedFacts", "Steps", "Training", "hidden_tensors", "look_at_batches", "prepare", "probe_data",
-    "probe_export", "probe_forward", "probe_saved", "run_evaluation", "run_steps", "run_training",
+    "CONSEQUENCES", "Batches", "Bootstrap", "DataFacts", "Echo", "Evaluation", "ExportFacts", "Forwards", "Hidden",
+    "Objective", "Root", "Run", "SavedFacts", "Steps", "Training", "find_bootstraps", "find_echo", "hidden_tensors",
+    "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward", "probe_objective", "probe_saved",
+    "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

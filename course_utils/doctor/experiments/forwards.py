@@ -306,7 +306,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
         if result is None or result.shape != usual.shape:
             return 0.0
         difference = (result - usual).abs()
-        difference = _by_place(difference, real)
+        difference = by_place(difference, real)
         if difference.ndim >= 2 and difference.shape[:2] == real.shape:  # one for each place: only real ones count
             difference = difference[real & ~where]
         return float(difference.max()) if difference.numel() else 0.0
@@ -315,7 +315,7 @@ def _padding(model: nn.Module, inputs: Any, size: int, facts: Forwards) -> None:
     facts.padding = Padding(kind, effect(~real, False), effect(real, True), convolution, int((~real).sum()))
 
 
-def _by_place(values: Tensor, real: Tensor) -> Tensor:
+def by_place(values: Tensor, real: Tensor) -> Tensor:
     """Return outputs with one answer for each place as (N, T, …), whatever order they have; others as they are."""
     n, t = real.shape
     if values.ndim == 3 and values.shape[1] != t and (values.shape[0], values.shape[2]) == (n, t):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-THEMES = ("data", "model", "loss", "optimizer", "loop", "evaluation", "numerics", "memory", "devices", "checkpoints",
-          "export", "distributed", "failures", "running")  # fmt: skip
+THEMES = ("data", "model", "loss", "objective", "optimizer", "loop", "evaluation", "numerics", "memory", "devices",
+          "checkpoints", "export", "distributed", "failures", "running")  # fmt: skip
 
 
 def load() -> None:

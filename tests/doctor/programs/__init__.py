@@ -25,6 +25,7 @@ THEMES = (
     "rare",
     "failing",
     "recalled",
+    "objectives",
 )
 
 
