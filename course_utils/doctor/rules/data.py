@@ -382,3 +382,25 @@ def many_workers(examination: Examination) -> Iterator[Seen]:
             f"The loader has {examination.data.workers} workers on {cores()} cores.",
             {"workers": examination.data.workers, "cores": cores()},
         )
+
+
+@rule(
+    "data.channels-scrambled", ERROR, "01_tensors",
+    title="Images with channels last got a channels-first shape without moving their values.",
+    looks="the values that enter the first convolution beside the batch's, and a data set's first example beside what "
+    "it stores: the same order of values under another shape.",
+    quiet="permute and movedim, images that were stored with channels first, one channel, images whose channels are "
+    "equal enough that nothing can be told.",
+    fix="x = x.permute(0, 3, 1, 2)  # view and reshape keep the order of the values",
+)  # fmt: skip
+def channels_scrambled(examination: Examination) -> Iterator[Seen]:
+    found = examination.scrambled
+    if found is not None:
+        yield Seen(
+            f"{found.where} gets images of shape {found.after} that hold the values of {found.before} images in "
+            "unchanged order: view or reshape, where the axes should be moved. Each channel is a mixture of all.",
+            {
+                "shape_before": list(found.before), "shape_after": list(found.after),
+                "likeness_to_moved_axes": found.moved, "where": found.where,
+            },
+        )  # fmt: skip

@@ -26,6 +26,7 @@ THEMES = (
     "failing",
     "recalled",
     "objectives",
+    "images",
 )
 
 
