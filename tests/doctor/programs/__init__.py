@@ -27,6 +27,7 @@ THEMES = (
     "recalled",
     "objectives",
     "images",
+    "ranks",
 )
 
 
