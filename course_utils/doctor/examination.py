@@ -220,6 +220,10 @@ class Examination:
         return experiments.find_echo(self)
 
     @cached_property
+    def scrambled(self) -> experiments.Scrambled | None:
+        return experiments.find_scrambled(self)
+
+    @cached_property
     def data(self) -> experiments.DataFacts:
         return experiments.probe_data(self)
 

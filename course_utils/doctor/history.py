@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import data
+
+from course_utils.doctor.where import reader_frames
+
+_RANKS = ("rank", "local_rank", "global_rank")
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,35 @@ class Loading:
         return len(set(self.given) & set(self.own))
 
 
+@dataclass(frozen=True)
+class Splitter:
+    """A function of the reader that split data, and that takes the number of its process.
+
+    Args:
+        function: callable with this number alone.
+        name: of the argument.
+        rank: what it was.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    rank: int
+
+    def indices(self, rank: int) -> list[list[int]]:
+        """Run the function as another process would, and return the indices of all splits that it makes."""
+        made: list[list[int]] = []
+        _listeners.append(made)
+        try:
+            self.function(**{self.name: rank})
+        finally:
+            _listeners.pop()
+        return made
+
+
 _LOADINGS: weakref.WeakKeyDictionary[nn.Module, Loading] = weakref.WeakKeyDictionary()
 _GLOBAL_SPLITS: weakref.WeakSet[data.Subset] = weakref.WeakSet()
+_SPLITTERS: weakref.WeakKeyDictionary[data.Subset, Splitter] = weakref.WeakKeyDictionary()
+_listeners: list[list[list[int]]] = []  # while a splitter runs again: the indices of the splits that it makes
 
 
 def loading_of(module: nn.Module) -> Loading | None:
@@ -51,6 +85,30 @@ def loading_of(module: nn.Module) -> Loading | None:
 def drew_from_global_generator(subset: object) -> bool:
     """Tell whether a subset comes from a ``random_split`` that used the process-wide generator."""
     return isinstance(subset, data.Subset) and subset in _GLOBAL_SPLITS
+
+
+def splitter_of(subset: object) -> Splitter | None:
+    """Return the function that made a split from the process-wide generator, if it takes a rank and has ended."""
+    splitter = _SPLITTERS.get(subset) if isinstance(subset, data.Subset) else None
+    frame: FrameType | None = sys._getframe(1)
+    while splitter is not None and frame is not None:
+        if frame.f_code is splitter.function.__code__:  # it runs the doctor: it would do so again
+            return None
+        frame = frame.f_back
+    return splitter
+
+
+def _splitter() -> Splitter | None:
+    """Return the reader's function that is running, if it can be called with nothing but a rank."""
+    for frame in reader_frames(sys._getframe(1)):
+        function = frame.f_globals.get(frame.f_code.co_name)
+        if getattr(function, "__code__", None) is not frame.f_code:
+            continue
+        parameters = inspect.signature(function).parameters.values()
+        names = [p.name for p in parameters if p.name in _RANKS and isinstance(frame.f_locals.get(p.name), int)]
+        if names and all(p.name in names[:1] or p.default is not p.empty for p in parameters):
+            return Splitter(function, names[0], frame.f_locals[names[0]])
+    return None
 
 
 def keep() -> None:
@@ -81,6 +139,13 @@ def _recording_splits(original: Callable[..., Any]) -> Callable[..., Any]:
         generator = args[0] if args else kwargs.get("generator", torch.default_generator)
         if generator is torch.default_generator or generator is None:
             _GLOBAL_SPLITS.update(parts)
+            splitter = None
+            with contextlib.suppress(Exception):
+                splitter = _splitter()
+            if splitter is not None:
+                _SPLITTERS.update(dict.fromkeys(parts, splitter))
+        for made in _listeners:
+            made.extend(list(part.indices) for part in parts)
         return parts
 
     random_split.__doctor__ = True

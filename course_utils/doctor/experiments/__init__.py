@@ -6,6 +6,7 @@ from course_utils.doctor.experiments.evaluating import Evaluation, run_evaluatio
 from course_utils.doctor.experiments.exporting import ExportFacts, probe_export
 from course_utils.doctor.experiments.forwards import Forwards, probe_forward
 from course_utils.doctor.experiments.hidden import Hidden, hidden_tensors
+from course_utils.doctor.experiments.layout import Scrambled, find_scrambled
 from course_utils.doctor.experiments.objective import Objective, probe_objective
 from course_utils.doctor.experiments.run import Root, Run
 from course_utils.doctor.experiments.saving import SavedFacts, probe_saved
@@ -30,7 +31,7 @@ CONSEQUENCES: dict[str, set[str]] = {
 
 __all__ = [
     "CONSEQUENCES", "Batches", "Bootstrap", "DataFacts", "Echo", "Evaluation", "ExportFacts", "Forwards", "Hidden",
-    "Objective", "Root", "Run", "SavedFacts", "Steps", "Training", "find_bootstraps", "find_echo", "hidden_tensors",
-    "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward", "probe_objective", "probe_saved",
-    "run_evaluation", "run_steps", "run_training",
+    "Objective", "Root", "Run", "SavedFacts", "Scrambled", "Steps", "Training", "find_bootstraps", "find_echo",
+    "find_scrambled", "hidden_tensors", "look_at_batches", "prepare", "probe_data", "probe_export", "probe_forward",
+    "probe_objective", "probe_saved", "run_evaluation", "run_steps", "run_training",
 ]  # fmt: skip

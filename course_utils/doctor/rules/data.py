@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_utils.doctor.findings import ERROR, NOTE, WARNING, Seen, rule
-from course_utils.doctor.history import drew_from_global_generator
+from course_utils.doctor.history import drew_from_global_generator, splitter_of
 from course_utils.doctor.parts import batch_size, named_leaves, tensors_of
 
 if TYPE_CHECKING:
@@ -215,20 +215,54 @@ def split_overlaps(examination: Examination) -> Iterator[Seen]:
     "data.split-by-global-generator", NOTE, "07_distributed",
     title="The split depends on the process-wide generator.",
     looks="whether random_split drew from the process-wide generator (known for splits made after the doctor's "
-    "import).",
-    quiet="splits with a generator of their own.",
+    "import). If the function that split takes a rank, it runs as two ranks, from the same random state: another "
+    "split for each is an error.",
+    quiet="splits with a generator of their own; a seed that is the same for all ranks leaves a note.",
     fix="random_split(data, sizes, generator=torch.Generator().manual_seed(0))",
 )  # fmt: skip
 def split_by_global(examination: Examination) -> Iterator[Seen]:
     from torch.utils.data import Subset
 
-    if any(drew_from_global_generator(subset) for subset in examination.snapshot.found(Subset)):
+    subsets = [s for s in examination.snapshot.found(Subset) if drew_from_global_generator(s)]
+    if not subsets:
+        return
+    differing = _splits_by_rank(examination, subsets[0])
+    if differing is not None:
+        rank, share = differing
         yield Seen(
-            "random_split drew from the process-wide generator. Processes with different seeds would split "
-            "differently, and then validation examples of one are training examples of another; so would two runs "
-            "with other seeds.",
-            {},
-        )
+            f"Rank {rank} and rank {rank + 1} split the data differently: {share:.0%} of what one of them holds back "
+            "is in the other's training data. random_split drew from the process-wide generator, and its seed "
+            "depends on the rank.",
+            {"ranks": [rank, rank + 1], "share_in_other_training_data": share}, severity=ERROR,
+        )  # fmt: skip
+        return
+    yield Seen(
+        "random_split drew from the process-wide generator. Processes with different seeds would split "
+        "differently, and then validation examples of one are training examples of another; so would two runs "
+        "with other seeds.",
+        {},
+    )
+
+
+def _splits_by_rank(examination: Examination, subset: object) -> tuple[int, float] | None:
+    """Run the function that split the data as two ranks; return the first and which share went over, if any did."""
+    splitter = splitter_of(subset)
+    if splitter is None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    made: list[list[list[int]]] = []
+
+    def go() -> None:
+        state = torch.get_rng_state()
+        for rank in (splitter.rank, splitter.rank + 1):
+            torch.set_rng_state(state)
+            made.append(splitter.indices(rank))
+
+    examination.run(go, 0.1)
+    if len(made) < 2 or len(made[0]) != len(made[1]) or len(made[0]) < 2:
+        return None
+    held_back, training = set(made[0][1]), set(made[1][0])
+    share = len(held_back & training) / max(1, len(held_back))
+    return (splitter.rank, share) if share > 0 else None
 
 
 @rule(
@@ -382,3 +416,25 @@ def many_workers(examination: Examination) -> Iterator[Seen]:
             f"The loader has {examination.data.workers} workers on {cores()} cores.",
             {"workers": examination.data.workers, "cores": cores()},
         )
+
+
+@rule(
+    "data.channels-scrambled", ERROR, "01_tensors",
+    title="Images with channels last got a channels-first shape without moving their values.",
+    looks="the values that enter the first convolution beside the batch's, and a data set's first example beside what "
+    "it stores: the same order of values under another shape.",
+    quiet="permute and movedim, images that were stored with channels first, one channel, images whose channels are "
+    "equal enough that nothing can be told.",
+    fix="x = x.permute(0, 3, 1, 2)  # view and reshape keep the order of the values",
+)  # fmt: skip
+def channels_scrambled(examination: Examination) -> Iterator[Seen]:
+    found = examination.scrambled
+    if found is not None:
+        yield Seen(
+            f"{found.where} gets images of shape {found.after} that hold the values of {found.before} images in "
+            "unchanged order: view or reshape, where the axes should be moved. Each channel is a mixture of all.",
+            {
+                "shape_before": list(found.before), "shape_after": list(found.after),
+                "likeness_to_moved_axes": found.moved, "where": found.where,
+            },
+        )  # fmt: skip

@@ -26,6 +26,8 @@ THEMES = (
     "failing",
     "recalled",
     "objectives",
+    "images",
+    "ranks",
 )
 
 
