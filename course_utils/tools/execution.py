@@ -32,6 +32,7 @@ from course_utils.tools.kernels import (
     kernel_environment,
     scratch_variables,
 )
+from course_utils.tools.preloaded import NotForked, Preloaded
 
 SAVE_EVERY_S = 2.0  # while a notebook runs; it is always saved at its end
 SAVE_SPACING = 20  # times as long as a save takes: at most a twentieth of the time goes into saving
@@ -152,7 +153,8 @@ class CourseClient(PapermillNotebookClient):
             try:
                 self.papermill_execute_cells()
             finally:
-                self.left_running = still_running(self.km.provisioner.pid)
+                forking = self.km.provisioner.preloaded
+                self.left_running = still_running(self.km.provisioner.pid, forking.pid if forking else None)
                 self.set_widgets_metadata()
         return self.nb
 
@@ -241,12 +243,15 @@ class CourseClient(PapermillNotebookClient):
 class Session:
     """One notebook: what it takes, and what came of it."""
 
-    def __init__(self, job: dict[str, Any], send: Send) -> None:
+    def __init__(self, job: dict[str, Any], send: Send, preloaded: Preloaded | None = None) -> None:
         self.job = job
+        self.preloaded = preloaded
         self.send = send
         self.folder = Path(job["folder"])
         self.manager = GuardedKernelManager(folder=self.folder, kernel_name="python3")
         self.provisioner: GuardedProvisioner = self.manager.provisioner
+        self.provisioner.preloaded = preloaded
+        self.provisioner.startup_s = job["startup_s"]
         self.client: CourseClient | None = None
 
     def run(self) -> dict[str, Any]:
@@ -255,7 +260,7 @@ class Session:
         try:
             facts = self._outcome()
         finally:
-            resisting = processes.end_below(os.getpid())
+            resisting = processes.end_below(os.getpid(), spare=self.preloaded.pid if self.preloaded else None)
         _collect_children()
         return {
             **facts,
@@ -316,6 +321,10 @@ class Session:
         env = kernel_environment(self.job["threads"], self.job["token"], self.folder / "ipython")
         env |= scratch_variables(self.folder)
         saving.notebook_start()
+        if self.preloaded is not None:
+            with contextlib.suppress(NotForked):
+                self.preloaded.start(env)
+                self.send("forking", pid=self.preloaded.pid)
         try:
             self.client.execute(env=env, cwd=self.job["cwd"])
         finally:
@@ -344,7 +353,7 @@ def _error_facts(output: dict[str, Any]) -> dict[str, Any]:
     return {"ename": output["ename"], "evalue": output["evalue"][:TEXT_LIMIT], "traceback": traceback}
 
 
-def still_running(kernel_pid: int) -> list[str]:
+def still_running(kernel_pid: int, forking_pid: int | None = None) -> list[str]:
     """Return the commands below this process that a cell started and left, without what libraries keep for later."""
     commands = []
     for process in processes.below(os.getpid()):
@@ -353,7 +362,7 @@ def still_running(kernel_pid: int) -> list[str]:
             is_fork = words == psutil.Process(kernel_pid).cmdline()
             is_orphan = process.ppid() == os.getpid()
             is_library = (is_fork and not is_orphan) or "multiprocessing" in " ".join(words)  # of a DataLoader, say
-            if process.pid != kernel_pid and not is_library:
+            if process.pid not in (kernel_pid, forking_pid) and not is_library:
                 commands.append("a fork of the kernel" if is_fork else shorten(" ".join(words), 80))
     return commands
 

@@ -27,6 +27,7 @@ from traitlets import Type, default
 
 from course_utils.paths import course_first
 from course_utils.tools import processes
+from course_utils.tools.preloaded import NotForked, Preloaded
 
 # One for each library that may run loops in threads of its own.
 THREAD_VARIABLES = (
@@ -112,19 +113,38 @@ class GuardedProvisioner(LocalProvisioner):
     """
 
     log: Path | None = None  # gets what the kernel process itself writes: last words of a crash
+    preloaded: Preloaded | None = None  # forks the kernel, if it can; else it is started
+    startup_s = 60.0
     exit_code: int | None = None
     peak_bytes: int = 0
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start the process; its own standard streams go to ``log``."""
+        info = self._fork(cmd, **kwargs) or await self._start(cmd, **kwargs)
+        with contextlib.suppress(OSError):  # Linux only
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(OOM_SCORE))
+        return info
+
+    async def _start(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         with contextlib.ExitStack() as files:
             if self.log is not None:
                 stream = files.enter_context(open(self.log, "ab"))
                 kwargs |= {"stdout": stream, "stderr": stream}
-            info = await super().launch_kernel(cmd, **kwargs)
-        with contextlib.suppress(OSError):  # Linux only
-            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(OOM_SCORE))
-        return info
+            return await super().launch_kernel(cmd, **kwargs)
+
+    def _fork(self, cmd: list[str], **kwargs: Any) -> dict[str, Any] | None:
+        """Have the kernel forked by the pre-loaded process; return None if there is none or it can't."""
+        if self.preloaded is None or self.log is None:
+            return None
+        try:
+            self.process = self.preloaded.fork(
+                cmd, kwargs["env"], str(kwargs["cwd"]), str(self.log.resolve()), self.startup_s
+            )
+        except NotForked:
+            return None
+        self.pid = self.pgid = self.process.pid  # it leads a group of its own, as a started one does
+        self.cwd = kwargs["cwd"]
+        return self.connection_info
 
     async def poll(self) -> int | None:
         """Return the exit code, or None while the kernel lives."""
@@ -137,7 +157,8 @@ class GuardedProvisioner(LocalProvisioner):
         """Kill the kernel and everything below it."""
         if self.process is None:
             return
-        meter = processes.Meter(os.getpid())  # the last chance to see how much memory the kernel had at most
+        forking = self.preloaded.pid if self.preloaded is not None else None
+        meter = processes.Meter(os.getpid(), forking)  # the last chance to see how much memory the kernel had at most
         meter.sample()
         self.peak_bytes = meter.peak_bytes
         with contextlib.suppress(psutil.NoSuchProcess):

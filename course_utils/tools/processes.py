@@ -113,10 +113,13 @@ def end(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def end_below(pid: int, timeout_s: float = END_TIMEOUT_S) -> list[psutil.Process]:
-    """Kill everything below a process until nothing is left; return what resisted for ``timeout_s`` seconds."""
+def end_below(pid: int, timeout_s: float = END_TIMEOUT_S, spare: int | None = None) -> list[psutil.Process]:
+    """Kill everything below a process until nothing is left; return what resisted for ``timeout_s`` seconds.
+
+    The process with the number ``spare`` may live.
+    """
     deadline = time.monotonic() + timeout_s
-    while (left := below(pid)) and time.monotonic() < deadline:
+    while (left := [process for process in below(pid) if process.pid != spare]) and time.monotonic() < deadline:
         end(left)
         time.sleep(0.01)
     return left
@@ -156,9 +159,14 @@ def ending_with_input(clean_up: Callable[[], None] = lambda: None) -> Iterator[N
 
 @dataclass
 class Meter:
-    """Adds up what the processes below one process use, sample by sample."""
+    """Adds up what the processes below one process use, sample by sample.
+
+    A process that forks kernels, ``forking``, counts for nothing, and so does the memory that its forks still have in
+    common with it.
+    """
 
     pid: int
+    forking: int | None = None
     peak_bytes: int = 0  # most memory at one time
     processes: int = 0  # at the last sample
     memory_bytes: int = 0  # at the last sample
@@ -171,10 +179,16 @@ class Meter:
 
     def sample(self) -> None:
         """Look once at every process below. Costs about 2 ms for a hundred processes on the machine."""
-        processes = below(self.pid)
+        processes = [process for process in below(self.pid) if process.pid != self.forking]
         self.processes = len(processes)
-        self.memory_bytes = sum(_memory_bytes(process, shared=len(processes) > 1) for process in processes)
-        self.peak_bytes = max(self.peak_bytes, self.memory_bytes, *map(_highest_bytes, processes), 0)
+        shared = len(processes) > 1 or self.forking is not None
+        common = _own_anonymous_bytes(self.forking) if self.forking is not None else 0
+        self.memory_bytes = sum(_memory_bytes(process, shared=shared) for process in processes)
+        if common and processes:
+            # All that the forking process has is part of this sum, once: as its share and as the shares of its forks.
+            self.memory_bytes = max(0, self.memory_bytes + _anonymous_share_bytes(self.forking) - common)
+        highest = max(map(_highest_bytes, processes), default=0) - common
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes, highest)
         for process in processes:
             with contextlib.suppress(*GONE):
                 times = process.cpu_times()
@@ -195,9 +209,24 @@ def _highest_bytes(process: psutil.Process) -> int:
     if sys.platform == "win32":
         with contextlib.suppress(*GONE):
             return process.memory_info().peak_wset
+    return _kept_bytes(process.pid, "status", "VmHWM:")
+
+
+def _own_anonymous_bytes(pid: int) -> int:
+    """Return the memory of a process that is no file's."""
+    return _kept_bytes(pid, "status", "RssAnon:")
+
+
+def _anonymous_share_bytes(pid: int) -> int:
+    """Return the same with each page divided by the number of processes that use it."""
+    return _kept_bytes(pid, "smaps_rollup", "Pss_Anon:")
+
+
+def _kept_bytes(pid: int, file: str, name: str) -> int:
+    """Return a number that Linux keeps about a process, 0 if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return 0
 

@@ -96,6 +96,7 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.process = process
         self.log = log
+        self.forking_pid: int | None = None  # below it, and no part of any notebook
         self._line: asyncio.Task[bytes] | None = None
 
     @classmethod
@@ -206,7 +207,7 @@ class Watch:
         self.limits = limits
         self.run = run
         self.log = log  # of the kernel
-        self.meter = processes.Meter(worker.pid)
+        self.meter = processes.Meter(worker.pid, worker.forking_pid)
         self.started = time.monotonic()
         self.cell: int | None = None
         self.cell_started = self.started
@@ -218,6 +219,8 @@ class Watch:
         """Note an event of the worker."""
         if event["event"] == "kernel":
             self.kernel_pid = event["pid"]
+        elif event["event"] == "forking":
+            self.meter.forking = self.worker.forking_pid = event["pid"]
         elif event["event"] == "cell":
             self.cell, self.cell_started = event["index"], time.monotonic()
 

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from course_utils.tools import processes
+from course_utils.tools.preloaded import SWITCH, Preloaded
 
 
 def _follow_orders(jobs: SimpleQueue[str]) -> None:
@@ -40,15 +41,16 @@ def main() -> None:
 
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_follow_orders, args=(jobs,), daemon=True).start()
-    processes.adopt_orphans()
+    adopts = processes.adopt_orphans()
     # jsonschema tries to import this and does without it; it takes longer than all other imports together.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     from course_utils.tools.execution import Session
 
+    preloaded = Preloaded() if adopts and os.environ.get(SWITCH) == "forked" else None
     send("ready")
     while True:
         job = json.loads(jobs.get())
-        send("done", **Session(job, send).run())
+        send("done", **Session(job, send, preloaded).run())
 
 
 if __name__ == "__main__":
