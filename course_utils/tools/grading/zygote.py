@@ -42,6 +42,7 @@ PRELOADED = ("numpy", "torch.nn.functional", "torch.utils.data", "sklearn.datase
 CALL_S = 30.0  # one call of a student's function
 CLOCK_PER_CPU = 6  # a cell may take so many times its processor time by the clock: other work shares the machine
 SAMPLE_S = 0.05
+REPORT_S = 5.0  # far longer than a process needs to pass on an exit code
 WATCHFUL = 15  # steps of priority between who watches and who is watched
 REPORT_S = 2.0  # for the judge to write down what it knows after the student's process has ended
 HERE, APART = "in the student's process, under controls", "apart from the student's process"
@@ -160,6 +161,8 @@ class Zygote:
         theirs.close(), ours.close(), os.close(write_end)
         lines, how, peak = self._wait(read_end, student, judging, work, allowance, started)
         os.close(read_end)
+        if not how and not any("end" in line for line in lines):
+            _let_report(student)
         for pid in (student, judging):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -286,6 +289,20 @@ class Zygote:
             with contextlib.suppress(ValueError, RecursionError):
                 lines.append(json.loads(line))
         return lines, how, peak
+
+
+def _let_report(student: int) -> None:
+    """Let a student's process that waits for the one inside its name space pass on how that one ended.
+
+    The judge misses the inner process as soon as its socket closes; the outer one may not have heard of it yet, and
+    killed now it would end by our signal instead of with the student's exit code.
+    """
+    with contextlib.suppress(psutil.Error):
+        for inner in psutil.Process(student).children():
+            inner.kill()  # changes nothing for one that is ending already
+        deadline = time.monotonic() + REPORT_S
+        while time.monotonic() < deadline and not os.waitid(os.P_PID, student, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(SAMPLE_S / 10)
 
 
 def _end_tree(pid: int) -> None:

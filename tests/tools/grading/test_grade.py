@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -78,6 +79,26 @@ SURROUNDINGS = {
     "has Windows line ends": ("x = 1\r\ny = 2\r\n", ""),
     "has half a character": ("x = '\ud800'", "raise ValueError('\ud800')"),
 }  # fmt: skip
+
+
+BUSY = """
+import os, time
+inner = os.fork()
+if inner == 0:
+    os._exit(7)
+os.waitid(os.P_PID, inner, os.WEXITED | os.WNOWAIT)
+print("the inner one has ended", flush=True)
+time.sleep(0.5)  # no turn on a busy machine
+os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
+"""
+
+
+def test_the_exit_code_of_a_student_s_process_is_waited_for():
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as outer:
+        assert outer.stdout.readline()
+        zygote._let_report(outer.pid)
+        outer.kill()
+    assert outer.returncode == 7
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
