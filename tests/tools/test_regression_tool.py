@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,13 +89,12 @@ def different_cells(notebook: Path, report: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_an_unchanged_notebook_is_the_same_on_a_busy_machine_ten_times(lesson_folder):
-    """Two comparisons at a time, with every core taken besides: four processes for two cores."""
+def test_an_unchanged_notebook_is_the_same_on_a_busy_machine_ten_times(lesson_folder, capsys):
+    """Two comparisons at a time, with every core taken besides and one to four threads each."""
     notebook = lesson_folder / f"{STEM}.ipynb"
     before = notebook.read_bytes()
-    with busy_cores(), ThreadPoolExecutor(2) as lanes:
-        results = list(lanes.map(lambda _: compare(notebook), range(RUNS_UNDER_LOAD)))
-    assert [result.report for result in results if not result.ok] == []
+    status = main([str(notebook), "--rounds", str(RUNS_UNDER_LOAD), "--jobs", "2", "--threads", "draw", "--load"])
+    assert status == 0, capsys.readouterr().out
     assert notebook.read_bytes() == before
 
 
@@ -186,16 +185,48 @@ def test_the_command_repeats_counts_and_tells_by_its_exit_status(monkeypatch, tm
     monkeypatch.setattr(
         regression,
         "compare",
-        lambda path, timeout_s, threads: regression.Comparison(path, next(verdicts), 1.0, f"cell 3, {threads} threads"),
+        lambda path, timeout_s, threads: regression.Comparison(path, next(verdicts), 1.0, "cell 3 differs"),
     )
-    assert main([str(notebook), "--repeat", "2"]) == 0
+    assert main([str(notebook), "--rounds", "2"]) == 0
     assert "2 comparisons, 0 different." in capsys.readouterr().out
     assert main([str(notebook), "--threads", "4"]) == 1
     said = capsys.readouterr().out
     assert f"DIFFERS  {tmp_path.name}/a.ipynb in 1 s" in said
     assert "4 threads" in said
+    assert "cell 3 differs" in said
     with pytest.raises(UsageError, match="There is no notebook"):
         main([str(tmp_path / "b.ipynb")])
+
+
+def test_a_hunt_draws_orders_and_threads_and_goes_on_where_it_was_stopped(monkeypatch, tmp_path, capsys):
+    notebooks = [tmp_path / f"{name}.ipynb" for name in "abcde"]
+    for notebook in notebooks:
+        notebook.write_text("{}", encoding="utf-8")
+    seen: list[tuple[str, int]] = []
+
+    def counted(path, timeout_s, threads):
+        seen.append((path.stem, threads))
+        return regression.Comparison(path, path.stem != "c" or threads != 4, 1.0, "it differs")
+
+    monkeypatch.setattr(regression, "compare", counted)
+    counts = tmp_path / "counts.json"
+    words = [*map(str, notebooks), "--shuffle", "--threads", "draw", "--counts", str(counts)]
+    main([*words, "--rounds", "3"])
+    assert sorted(name for name, _ in seen) == sorted("abcde" * 3)
+    assert len({tuple(name for name, _ in seen[start : start + 5]) for start in (0, 5, 10)}) > 1
+    assert len({threads for _, threads in seen}) > 1
+    whole = list(seen)
+    counts.write_text(json.dumps(json.loads(counts.read_text(encoding="utf-8"))[:7]), encoding="utf-8")
+    seen.clear()
+    main([*words, "--rounds", "3"])
+    assert seen == whole[7:]
+    seen.clear()
+    assert main([*words, "--rounds", "3"]) == (1 if ("c", 4) in whole else 0)
+    assert seen == []
+    assert "15 comparisons" in capsys.readouterr().out
+    counts.write_text("[1]", encoding="utf-8")
+    with pytest.raises(UsageError, match="holds no counts"):
+        main(words)
 
 
 def test_a_command_that_is_told_to_end_takes_its_kernels_along(lesson_folder):
@@ -203,9 +234,9 @@ def test_a_command_that_is_told_to_end_takes_its_kernels_along(lesson_folder):
     with changing(notebook) as content:
         cell_of(content, "setup")["source"] = ["import time\ntime.sleep(600)"]
     command = [sys.executable, "-m", "course_utils.tools.regression", str(notebook)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen([*command, "--rounds", "3", "--jobs", "2"], stdout=subprocess.PIPE)
     below = []
-    while len(below) < 2:  # pytest and the kernel
+    while len(below) < 4:  # pytest and the kernel, twice
         time.sleep(0.2)
         below = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
