@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -21,6 +20,7 @@ import torch
 from torch import fx
 
 from course_utils.readiness import find_a_compiler
+from course_utils.scratch import scratch_folder
 
 # What Dynamo and Inductor say to the log while they are shown at work: file names of this machine, and hints.
 _LOGGERS = ("torch._dynamo", "torch._inductor", "torch.utils.cpp_extension", "torch._functorch")
@@ -63,7 +63,7 @@ def quiet_compiler() -> Iterator[Path]:
         The temporary folder into which the compiler writes in the block.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)))
+        folder = stack.enter_context(scratch_folder("compiled"))
         places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         stack.enter_context(mock.patch.dict(os.environ, places))  # before Dynamo's import, which makes its folder
         torch.compiler.reset()

@@ -36,6 +36,7 @@ import torch.distributed as dist
 
 from course_utils.errors import CourseError, UsageError
 from course_utils.paths import course_first
+from course_utils.scratch import scratch_folder
 from course_utils.text import plural, shorten
 from course_utils.workers import start_methods
 
@@ -190,10 +191,10 @@ def _launch_once(
     payload: bytes, n_ranks: int, show: bool, timeout_s: float, grace_s: float, threads: int
 ) -> tuple[RankEnd, ...]:
     context = _context()
-    with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder("ranks") as folder:
         # Port 0: the system picks a free one, and nobody can take it before we do.
         store = _open_store()
-        team = _Team(Path(folder), show)
+        team = _Team(folder, show)
         try:
             for rank in range(n_ranks):
                 settings = _Settings(rank_environment(rank, n_ranks, store.port), team.log(rank), timeout_s, threads)
@@ -547,14 +548,14 @@ def torchrun(
         RankError: if the time is up; everything has been killed then.
     """
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="torchrun-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder("torchrun") as folder:
         env = {
             **NO_LOOKUPS,
             **os.environ,
             **_on_loopback(),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": _python_path(),
-            "TMPDIR": folder,
+            "TMPDIR": str(folder),
         }
         # Without it, ranks of the second start read addresses of the first: github.com/pytorch/pytorch/issues/135712
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

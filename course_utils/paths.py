@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from course_utils.scratch import held_folder, remove_abandoned
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 SOURCES = NOTEBOOKS / "source"
 SOLUTIONS = NOTEBOOKS / "solutions"
 DATA = ROOT / "data"
-STALE_S = 3600.0  # a temporary file or folder that is older belongs to nobody: whoever wrote it was killed
+STALE_S = 3600.0  # a temporary file that is older belongs to nobody: whoever wrote it was killed
 
 
 def workspace() -> Path:
@@ -52,16 +53,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
-    try:
+    remove_stale(path)
+    with held_folder(path.parent, prefix=f".{path.name}.", suffix=".tmp") as unfinished:
         yield unfinished
         unfinished.chmod(0o755)
         if path.is_dir():
             path.rmdir()
         os.replace(unfinished, path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    remove_stale(path)
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -117,20 +115,16 @@ def _to_disk(path: Path, temporary: Path) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what writers of ``path``, a file or a folder, left half done when they were killed, long ago."""
+    """Remove what writers of ``path`` left half done when they were killed: folders nobody holds, files of long ago."""
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp"):
                 with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
-                        _remove(entry)
-
-
-def _remove(entry: os.DirEntry[str]) -> None:
-    if entry.is_dir(follow_symlinks=False):
-        shutil.rmtree(entry.path, ignore_errors=True)
-    else:
-        os.unlink(entry.path)
+                    is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S
+                    if entry.is_dir(follow_symlinks=False):
+                        remove_abandoned(Path(entry.path), unknown=is_old)
+                    elif is_old:
+                        os.unlink(entry.path)
 
 
 def _keep_mode(path: Path, temporary: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import paths
+from course_utils import paths, scratch
 from course_utils.paths import ROOT, STALE_S, atomic_path, course_first, write_new, write_text
 
 
@@ -151,7 +151,12 @@ def test_what_a_kill_left_half_written_goes_later_and_what_is_being_written_stay
     assert sorted(os.listdir(tmp_path)) == [".a.txt.new.tmp", ".b.txt.old.tmp", "a.txt"]
 
 
-def test_a_folder_that_a_kill_left_half_filled_goes_with_a_later_write_of_its_kind(tmp_path):
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_folder_that_a_kill_left_half_filled_goes_with_a_later_write_of_its_kind(tmp_path, monkeypatch, has_locks):
+    if has_locks:
+        pytest.importorskip("fcntl")
+    else:  # then its age decides
+        monkeypatch.setattr(scratch, "_lock", lambda folder, wait=False: None)
     for name, age_s in ((".made.old.tmp", STALE_S + 60), (".made.new.tmp", 60), (".other.old.tmp", STALE_S + 60)):
         (tmp_path / name / "part").mkdir(parents=True)
         then = time.time() - age_s
@@ -160,7 +165,20 @@ def test_a_folder_that_a_kill_left_half_filled_goes_with_a_later_write_of_its_ki
         (unfinished / "a.txt").write_text("whole")
         assert unfinished.name.startswith(".made.")
         assert unfinished.suffix == ".tmp"
-    assert sorted(os.listdir(tmp_path)) == [".made.new.tmp", ".other.old.tmp", "made"]
+    kept = [] if has_locks else [".made.new.tmp"]
+    assert sorted(os.listdir(tmp_path)) == [*kept, ".other.old.tmp", "made"]
+
+
+def test_a_folder_that_is_still_being_filled_is_left_alone_however_old_it_looks(tmp_path):
+    with paths.atomic_folder(tmp_path / "made") as first:
+        os.utime(first, (0, 0))
+        with paths.atomic_folder(tmp_path / "made") as second:
+            (second / "a.txt").write_text("second")
+        assert first.is_dir()
+        (tmp_path / "made" / "a.txt").unlink()
+        (first / "a.txt").write_text("first")
+    assert (tmp_path / "made" / "a.txt").read_text() == "first"
+    assert os.listdir(tmp_path) == ["made"]
 
 
 def test_files_from_a_clock_that_was_set_back_are_nobodys_business(tmp_path):

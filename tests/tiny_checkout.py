@@ -17,6 +17,7 @@ STARTUP = (
     "course_utils/__init__.py",
     "course_utils/errors.py",
     "course_utils/paths.py",
+    "course_utils/scratch.py",
     "course_utils/text.py",
     "course_utils/tools/__init__.py",
     "course_utils/tools/commands.py",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +20,7 @@ from course_utils.claims.evidence import WORKS, attempt, time_ratio, warnings_of
 from course_utils.claims.ledger import Evidence
 from course_utils.claims.verdicts import CAVEAT, FALSE, NEEDS_CUDA, OPINION, TRUE
 from course_utils.datasets import Sequences, mask_of, pad
+from course_utils.scratch import scratch_folder
 from course_utils.seeding import seed_everything
 
 __all__ = ["PAGE"]
@@ -66,11 +65,11 @@ def loop_over_steps_with_a_mask() -> Evidence:
     page="https://docs.pytorch.org/vision/stable/generated/torchvision.datasets.ImageFolder.html",
 )  # fmt: skip
 def classes_from_a_listing() -> Evidence:
-    with tempfile.TemporaryDirectory() as root:
+    with scratch_folder("claim") as root:
         for name in ("cat", "dog"):
-            (Path(root) / name).mkdir()
+            (root / name).mkdir()
         clean = {name: k for k, name in enumerate(sorted(os.listdir(root)))}
-        (Path(root) / ".DS_Store").write_bytes(b"")
+        (root / ".DS_Store").write_bytes(b"")
         stray = {name: k for k, name in enumerate(sorted(os.listdir(root)))}
     return {
         "folders only: as many classes": len(clean) == 2,

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -26,6 +25,7 @@ from course_utils.claims.evidence import warnings_of
 from course_utils.claims.ledger import Evidence, Page
 from course_utils.claims.verdicts import CAVEAT, FALSE, TRUE
 from course_utils.datasets import Costly
+from course_utils.scratch import scratch_folder
 from course_utils.seeding import seed_everything
 from course_utils.workers import ending_workers, start_methods, throughput
 
@@ -252,8 +252,8 @@ class RandomReads(Dataset):
 @cache
 def gain_of_two_workers() -> dict[str, float]:
     """Return how many times faster two workers load than none, for four kinds of items."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "items.bin"
+    with scratch_folder("claim") as folder:
+        path = folder / "items.bin"
         np.zeros((32, 512, 512), np.float32).tofile(path)
         kinds = {
             "times faster, a row that is there": Costly(1000),
@@ -414,8 +414,8 @@ child.join()
 def script_without_a_guard() -> Evidence:
     seen: dict[str, Any] = {}
     for method in start_methods("fork", "spawn"):
-        with tempfile.TemporaryDirectory() as folder:
-            script, marks = Path(folder) / "script.py", Path(folder) / "marks.txt"
+        with scratch_folder("claim") as folder:
+            script, marks = folder / "script.py", Path(folder) / "marks.txt"
             script.write_text(SCRIPT)
             words = [sys.executable, str(script), method, str(marks)]
             try:

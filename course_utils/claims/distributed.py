@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
@@ -23,6 +22,7 @@ from course_utils.claims.evidence import WORKS, time_ratio
 from course_utils.claims.ledger import Evidence, Page
 from course_utils.claims.verdicts import CAVEAT, FALSE, NEEDS_CUDA, OUTDATED, TRUE
 from course_utils.distributed import launch
+from course_utils.scratch import scratch_folder
 from course_utils.workers import ending_workers, start_methods
 
 PAGE = Page("distributed")
@@ -453,19 +453,19 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SCRIPT = "import json, os, sys; open(sys.argv[1] + os.environ['RANK'], 'w').write(json.dumps(dict(os.environ)))"
 
 
-def be_torchrun(folder: str) -> None:
+def be_torchrun(folder: Path) -> None:
     """Run torchrun's own ``main`` on a one-line program that writes down its environment, in two processes."""
     from torch.distributed.run import main
 
     words = ["--standalone", "--nproc_per_node=2", "--monitor-interval=0.1", "--no-python"]
-    main([*words, sys.executable, "-c", SCRIPT, os.path.join(folder, "rank")])
+    main([*words, sys.executable, "-c", SCRIPT, str(folder / "rank")])
 
 
 @cache
 def _environments() -> list[dict[str, str]]:
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("claim") as folder:
         launch(be_torchrun, 1, folder=folder)  # a process of its own, since torchrun catches signals
-        return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*"))]
+        return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*"))]
 
 
 @PAGE.claim(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,7 @@ from course_utils.claims.export_compiling import PAGE, no_progress_thread, outco
 from course_utils.claims.ledger import Evidence
 from course_utils.claims.verdicts import CAVEAT, FALSE, OPINION, OUTDATED, TRUE
 from course_utils.export import quantize_linears, quiet, state_bytes
+from course_utils.scratch import scratch_folder
 
 __all__ = ["PAGE"]
 JIT, ONNX, EXPORT = "jit.html", "onnx.html", "user_guide/torch_compiler/export.html"
@@ -374,15 +374,15 @@ def export_with_other_pixels() -> Evidence:
 )  # fmt: skip
 def file_in_another_folder() -> Evidence:
     model, x = nn.Linear(64, 64), torch.rand(2, 64)
-    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as away:
-        path = Path(home) / "model.onnx"
+    with scratch_folder("claim") as home, scratch_folder("claim") as away:
+        path = home / "model.onnx"
         with quiet(), no_progress_thread():
             torch.onnx.export(model.eval(), (x,), str(path), verbose=False)
         shutil.copy(path, away)
         return {
-            "files written": ", ".join(sorted(entry.name for entry in Path(home).iterdir())),
+            "files written": ", ".join(sorted(entry.name for entry in home.iterdir())),
             "ONNX Runtime, where it was written": outcome(lambda: run_onnx(str(path), x)),
-            "the .onnx file, alone in another folder": outcome(lambda: run_onnx(str(Path(away) / path.name), x)),
+            "the .onnx file, alone in another folder": outcome(lambda: run_onnx(str(away / path.name), x)),
         }
 
 

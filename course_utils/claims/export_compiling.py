@@ -8,7 +8,6 @@ import io
 import os
 import re
 import struct
-import tempfile
 import wave
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +25,7 @@ from course_utils.claims.verdicts import CAVEAT, FALSE, NEEDS_CUDA, OPINION, OUT
 from course_utils.compiling import Captured, compilations, has_compiler, quiet_compiler
 from course_utils.export import quiet
 from course_utils.models import TransformerBlock
+from course_utils.scratch import scratch_folder
 
 PAGE = Page("export")
 COMPILE = "generated/torch.compile.html"
@@ -510,7 +510,7 @@ def _load_with_torchaudio(content: bytes) -> str:
         return "not installed"
     import torchaudio
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sound.wav"
+    with scratch_folder("claim") as folder:
+        path = folder / "sound.wav"
         path.write_bytes(content)
         return attempt(lambda: torchaudio.load(str(path)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from course_utils.exercises.compare import describe, is_equal, is_true
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.models import DigitCNN
+from course_utils.scratch import scratch_folder
 from course_utils.seeding import seeded, stream
 from course_utils.serving import OnnxModel, Service, bad_requests, request_body, send_bad_requests
 from course_utils.training import fit
@@ -57,12 +57,12 @@ def check_package(package: Callable, inputs: Inputs) -> Iterator[Check]:
     before = snapshot(model)
     x, _ = hidden_digits(inputs.size(0, 10_000), 300)
     x[::3] = PEAK - x[::3]
-    with tempfile.TemporaryDirectory() as folder:
-        path = package(model, Path(folder))
+    with scratch_folder("answer") as folder:
+        path = package(model, folder)
         yield is_true(
             "returns the path of a file in the folder",
             isinstance(path, Path) and path.is_file() and path.is_relative_to(folder),
-            detail=_where(path, Path(folder)),
+            detail=_where(path, folder),
             hint="A Path, as quantize_onnx returns it: return folder / …",
         )
         loaded = OnnxModel(path)
@@ -146,8 +146,8 @@ def check_report(report: Callable, inputs: Inputs) -> Iterator[Check]:
     single_s = inputs.size(10, 40) / 10_000
     machine = _Machine(labels, single_s)
     predictions = torch.from_numpy(_Machine(labels, 0.0).predict(images.numpy()).argmax(1))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "digits.onnx"
+    with scratch_folder("answer") as folder:
+        path = folder / "digits.onnx"
         path.write_bytes(bytes(inputs.size(1_000, 9_000)))
         size = path.stat().st_size
         answer = report(machine.predict, path, images, labels, machine.clock)
@@ -216,8 +216,7 @@ def check_acceptance(job: Callable, inputs: Inputs) -> Iterator[Check]:
     """capstone.acceptance: from a pile that nobody has seen to a service, judged through HTTP."""
     pile, _, seed = pile_for(inputs)
     few = Pile(pile.images[:N_FEW], pile.labels[:N_FEW], pile.annotators[:N_FEW])
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch_folder("answer") as folder:
         confidences = []
         for turn in range(2):
             torch.manual_seed(turn)

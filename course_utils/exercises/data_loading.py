@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +13,12 @@ from course_utils.datasets import write_image_folder
 from course_utils.exercises.compare import describe, has_dtype, has_shape, is_close, is_equal, is_true, is_unchanged
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
+from course_utils.scratch import scratch_folder
 
 
 def check_list_images(list_images: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.list-images: files of a class folder tree with labels, in a fixed order."""
-    with tempfile.TemporaryDirectory(prefix="lesson04-") as place:
-        root = Path(place)
+    with scratch_folder("answer") as root:
         for name in ("wolf", "ant", "Yak", ".ipynb_checkpoints"):
             (root / name).mkdir()
         for name in ("wolf/b.png", "wolf/a.PNG", "ant/z.jpg", "ant/notes.txt", "ant/.hidden.png", "Yak/m.jpeg"):
@@ -97,7 +96,7 @@ def _below(root: Path, path: str | Path) -> str:
 
 def check_read(read: Callable, inputs: Inputs) -> Iterator[Check]:
     """Exercise data.read: a grey image as a tensor, or an error that names the file."""
-    with tempfile.TemporaryDirectory(prefix="lesson04-") as place:
+    with scratch_folder("answer") as place:
         height, width = inputs.sizes(2, 5, 12)
         image = inputs.randint(0, 256, 1, 1, height, width, dtype=torch.uint8)
         good = write_image_folder(place, image, [3]) / "3" / "0000.png"
@@ -115,14 +114,14 @@ def check_read(read: Callable, inputs: Inputs) -> Iterator[Check]:
             torch.equal(answer, image[0]),
             hint="np.array(image) has the rows first: (H, W). Don't scale.",
         )
-        colour = Path(place) / "3" / "colour.png"
+        colour = place / "3" / "colour.png"
         Image.new("RGB", (width, height), (0, 200, 0)).save(colour)
         yield has_shape("makes a colour image grey", read(colour), (1, height, width), hint='image.convert("L")')
         for name, content in (
             ("cut.png", good.read_bytes()[: good.stat().st_size // 2]),
             ("text.png", b"not an image"),
         ):
-            bad = Path(place) / "3" / name
+            bad = place / "3" / name
             bad.write_bytes(content)
             message = None
             try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from course_utils.exercises.compare import describe, is_close, is_equal, is_true
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.verdicts import Check
 from course_utils.scaling import plan_buckets
+from course_utils.scratch import scratch_folder
 from course_utils.world import World
 
 
@@ -231,8 +230,8 @@ def check_save(save: Callable, inputs: Inputs) -> Iterator[Check]:
     for rank, model in enumerate(models):
         model.module = _Slow(3, 2)
         nn.init.constant_(model.module.weight, float(rank))
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"disk{rank}" / "model.pt" for rank in range(n)]
+    with scratch_folder("answer") as folder:
+        paths = [folder / f"disk{rank}" / "model.pt" for rank in range(n)]
         for path in paths:
             path.parent.mkdir()
 

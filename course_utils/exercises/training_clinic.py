@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from course_utils.exercises.compare import describe, is_close, is_equal, is_true
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.training_parts import Batch, classifier, memory_of, vector
 from course_utils.exercises.verdicts import Check
+from course_utils.scratch import scratch_folder
 
 
 def check_clinic_clip(train_step: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -254,8 +253,8 @@ def check_clinic_resume(resume: Callable, inputs: Inputs) -> Iterator[Check]:
     model = make_model()
     optimizer = make_optimizer(model.parameters())
     step(model, optimizer, batches[0])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.pt"
+    with scratch_folder("answer") as folder:
+        path = folder / "run.pt"
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
         answer = resume(path, make_model, make_optimizer)
     pair = type(answer) in (tuple, list) and len(answer) == 2 and isinstance(answer[0], nn.Module)

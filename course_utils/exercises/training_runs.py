@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from course_utils.exercises.compare import describe, is_equal, is_true
 from course_utils.exercises.inputs import Inputs
 from course_utils.exercises.training_parts import Batch, classifier, memory_of, vector
 from course_utils.exercises.verdicts import Check
+from course_utils.scratch import scratch_folder
 
 
 def check_epoch_order(epoch_order: Callable, inputs: Inputs) -> Iterator[Check]:
@@ -118,8 +117,8 @@ def check_checkpoint(checkpoint: Callable, inputs: Inputs) -> Iterator[Check]:
     _train_steps(parts, batches[:stop])
     weights, memory, rng = vector(parts[0]), memory_of(parts[1]), torch.get_rng_state()
     rate, count = parts[1].param_groups[0]["lr"], parts[2].last_epoch
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.pt"
+    with scratch_folder("answer") as folder:
+        path = folder / "run.pt"
         checkpoint(*parts).save(path, stop)
         yield is_true("save writes the file", path.is_file(), detail="there is no file", hint="torch.save(state, path)")
         torch.set_rng_state(rng)  # the run goes on: whatever save drew is not its business

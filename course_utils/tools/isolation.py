@@ -6,12 +6,13 @@ Building and comparing notebooks use the same ones, else they would compare mach
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
+
+from course_utils.scratch import scratch_folder
 
 # Settings of the user's shell that reach into outputs: warnings, widths, colours, drawing, pytest's own options.
 _LEFT_OUT = (
@@ -41,8 +42,7 @@ def plain_surroundings(threads: int = 1) -> Iterator[Surroundings]:
     from course_utils.tools.kernels import THREAD_VARIABLES, kernel_environment, scratch_variables
 
     token = uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch_folder("course") as folder:
         no_settings = folder / "matplotlibrc"
         no_settings.touch()
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections import deque
@@ -24,6 +22,7 @@ from typing import Any
 
 from course_utils.errors import EnvironmentProblem
 from course_utils.paths import write_text
+from course_utils.scratch import scratch_folder
 from course_utils.text import plural
 from course_utils.tools.envfacts import facts_of_environment
 from course_utils.tools.kept import job_key, keep, kept, only_one, save_plan
@@ -197,11 +196,8 @@ def run_jobs(
     """
     if job_timeout_s is None:
         job_timeout_s = (limits.notebook_s or float("inf")) * -(-len(jobs) // count) + JOB_MARGIN_S
-    folder = Path(tempfile.mkdtemp(prefix="course-"))
-    try:
+    with scratch_folder("course") as folder:
         return asyncio.run(_run_all(jobs, limits, count, live, job_timeout_s, folder, on_outcome))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _run_all(

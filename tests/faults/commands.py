@@ -198,4 +198,5 @@ def kill_and_repeat(name: str, folder: Path, number: int) -> bool:
         assert again.returncode == 0, words
         assert left_over(mark) == []
     command.finished(folder)
+    assert list(folder.glob("*~*")) == [], "a folder for temporary files is left"
     return process.returncode == -signal.SIGKILL

@@ -306,11 +306,11 @@ def test_ctrl_c_ends_the_run_within_seconds_and_leaves_a_report(started, tmp_pat
 
 def test_a_runner_that_is_killed_takes_its_kernels_and_short_lived_files_along(started, tmp_path):
     process, mark = started
-    assert list((tmp_path / "temporary").glob("course-*"))
+    assert list((tmp_path / "temporary").glob("course~*"))
     process.kill()
     process.wait()
     assert left_over(mark) == []
-    assert not list((tmp_path / "temporary").glob("course-*"))
+    assert not list((tmp_path / "temporary").glob("course~*"))
 
 
 PRINT_FACTS = """
@@ -377,7 +377,7 @@ def test_the_working_folder_can_be_named(facts):
 
 def test_temporary_files_of_a_kernel_go_with_the_run_though_nobody_removed_them(facts):
     scratch = Path(str(facts["scratch"]))
-    assert scratch.parents[2].name.startswith("course-")
+    assert scratch.parents[2].name.startswith("course~")
     assert not scratch.exists()
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils.errors import CourseError, EnvironmentProblem
+from course_utils.scratch import scratch_folder
 from course_utils.tools.fingerprints import course_digest
 from course_utils.tools.grading.confine import BUBBLEWRAP, NAMESPACES, Allowance
 from course_utils.tools.grading.submissions import Submission, read_notebook
@@ -278,14 +277,13 @@ class Bench:
         self.idle: list[Grader] = []
         self.busy: dict[Grader, str] = {}  # with the run that it works for
         self.over: set[str] = set()  # runs that have ended
+        self.folders: dict[Grader, contextlib.ExitStack] = {}
 
     @contextlib.contextmanager
     def grader(self, run: str) -> Iterator[Grader]:
         """Give a process that nobody else uses meanwhile."""
-        from course_utils.tools.grading.grade import Grader
-
         with self.lock:
-            mine = self.idle.pop() if self.idle else Grader(Path(tempfile.mkdtemp(prefix="grade-")))
+            mine = self.idle.pop() if self.idle else self._new()
             self.busy[mine] = run
         try:
             yield mine
@@ -296,7 +294,7 @@ class Bench:
                 if keep:
                     self.idle.append(mine)
             if not keep:
-                _end(mine)
+                self._end(mine)
 
     def release(self, run: str) -> None:
         """End the processes that work for a run, and those that work for none."""
@@ -307,17 +305,24 @@ class Bench:
                 if theirs == run:
                     grader.close()
         for grader in idle:
-            _end(grader)
+            self._end(grader)
 
     def clear(self) -> None:
         """End all of them: this worker ends."""
         for run in {*self.busy.values(), ""}:
             self.release(run)
 
+    def _new(self) -> Grader:
+        from course_utils.tools.grading.grade import Grader
 
-def _end(grader: Grader) -> None:
-    grader.close()
-    shutil.rmtree(grader.folder, ignore_errors=True)
+        folder = contextlib.ExitStack()
+        grader = Grader(folder.enter_context(scratch_folder("grade")))
+        self.folders[grader] = folder
+        return grader
+
+    def _end(self, grader: Grader) -> None:
+        grader.close()
+        self.folders.pop(grader).close()
 
 
 BENCH = Bench()

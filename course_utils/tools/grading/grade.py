@@ -10,7 +10,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from course_utils.exercises.registry import exercises_of
 from course_utils.exercises.verdicts import PASSED, UNTRIED, WRONG
 from course_utils.lessons import find_lesson
 from course_utils.paths import ROOT, course_first, write_text
+from course_utils.scratch import scratch_folder
 from course_utils.seeding import derive
 from course_utils.text import plural, table
 from course_utils.tools import processes
@@ -137,9 +137,9 @@ def grade(
         raise EnvironmentProblem(
             f"{options.out} can't be written to: {error.strerror}.", fix="Choose another folder."
         ) from error
-    with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as scratch:
-        (Path(scratch) / "unpacked").mkdir()
-        submissions = find_submissions(options.folder, Path(scratch) / "unpacked")
+    with scratch_folder("grade") as scratch:
+        (scratch / "unpacked").mkdir()
+        submissions = find_submissions(options.folder, scratch / "unpacked")
         todo: list[tuple[Submission, Path]] = []
         grades: list[Grade] = []
         for submission in submissions:
@@ -153,7 +153,7 @@ def grade(
         if options.dask is not None:
             interrupted = _grade_on_cluster(todo, options, grades, on_grade, on_note)
         else:
-            interrupted = _grade_all(todo, options, Path(scratch), grades, on_grade)
+            interrupted = _grade_all(todo, options, scratch, grades, on_grade)
     grades.sort(key=lambda item: (item.student.casefold(), item.lesson, item.file))
     result = ClassResult(tuple(grades), options.out, interrupted, reused)
     if not interrupted:

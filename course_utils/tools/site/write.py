@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from course_utils import __version__
 from course_utils.errors import CourseError, EnvironmentProblem, UsageError
 from course_utils.lessons import LESSONS, Lesson
 from course_utils.paths import atomic_folder
+from course_utils.scratch import scratch_folder
 from course_utils.text import human_bytes, plural
 from course_utils.tools.site.links import broken
 from course_utils.tools.site.pages import write_pages
@@ -101,8 +101,8 @@ def site(out: Path, lessons: Sequence[Lesson] = LESSONS) -> Site:
     out = Path(out)
     _refuse_used(out)
     try:
-        with tempfile.TemporaryDirectory(prefix="course-site-") as work, atomic_folder(out) as made:
-            warnings = _set(Path(work), made, lessons)
+        with scratch_folder("course-site") as work, atomic_folder(out) as made:
+            warnings = _set(work, made, lessons)
             if problems := broken(made):
                 more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
                 raise EnvironmentProblem(

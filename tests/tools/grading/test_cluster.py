@@ -91,7 +91,7 @@ def running() -> Iterator[Cluster]:
         finally:
             made.end()
             assert left_over(mark, wait_s=40) == []
-            assert list(Path(folder).glob("*/grade-*")) == []
+            assert list(Path(folder).glob("*/grade~*")) == []
 
 
 def facts(result: ClassResult) -> list[Grade]:
