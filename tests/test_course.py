@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import os
 import platform
 import re
@@ -9,9 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +367,66 @@ def test_without_a_network_the_sentence_says_so_and_the_next_start_goes_on(ready
     )
     assert code == 0, err
     assert facts(out)["tiny"] == "2.0"
+
+
+@contextlib.contextmanager
+def server(status: int, kind: str, text: str) -> Iterator[str]:
+    """Answer every question with one text; gives the address."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+
+
+LOGIN = (
+    "<!DOCTYPE html><html><head><title>Guest\n network &amp; more</title></head><body><a href='/in'>Log in</a></body>"
+)
+OTHER_SYSTEM = "<html><body><a href='/tiny-2.0-cp39-cp39-win32.whl'>tiny-2.0-cp39-cp39-win32.whl</a></body></html>"
+
+
+@pytest.mark.parametrize(("status", "way"), [(200, "index"), (403, "proxy"), (511, "index")])
+def test_a_web_page_in_place_of_the_index_is_named_with_its_title(status, way, ready, quick):
+    (ready / "constraints.txt").write_text("tiny==2.0\n")
+    (ready / "requirements.txt").write_text("-c constraints.txt\ntiny==2.0\n")
+    with server(status, "text/html; charset=utf-8", LOGIN) as address:
+        index = address if way == "index" else "http://index.example"
+        env = quick | {"PIP_INDEX_URL": f"{index}/simple", "PIP_TRUSTED_HOST": "index.example"}
+        env |= {"http_proxy": address} if way == "proxy" else {"no_proxy": "*"}
+        del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
+        code, _, err = finish(begin(ready, "run", env=env))
+    assert code == 2
+    assert last_line(err).startswith(
+        f"The package index can't be read: instead of it a web page comes from {index}/simple, 'Guest network & more'."
+    )
+    assert "Log in to the network" in last_line(err)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [(200, "text/html", OTHER_SYSTEM), (404, "text/html", LOGIN), (200, "application/vnd.pypi.simple.v1+json", "{}")],
+)
+def test_an_index_that_lacks_a_build_is_no_web_page(status, kind, text, ready, quick):
+    (ready / "constraints.txt").write_text("tiny==2.0\n")
+    (ready / "requirements.txt").write_text("-c constraints.txt\ntiny==2.0\n")
+    with server(status, kind, text) as address:
+        env = quick | {"PIP_INDEX_URL": f"{address}/simple", "no_proxy": "*"}
+        del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
+        code, _, err = finish(begin(ready, "run", env=env))
+    assert code == 2
+    assert "web page" not in err
 
 
 def test_a_version_that_has_no_build_for_this_system_is_named(ready, quick):

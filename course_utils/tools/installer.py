@@ -37,6 +37,10 @@ NO_NETWORK = re.compile(
     r"|ProxyError|SSLError|Connection broken|Could not fetch URL"
 )
 NO_BUILD = re.compile(r"No matching distribution found for ([^\s(]+)")
+INDEXES = re.compile(r"Looking in indexes: (.+)")  # pip says so unless it is PyPI alone
+PYPI = "https://pypi.org/simple"
+PAGE_TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
+ASK_S = 10.0  # for an index to answer one question
 NO_ENSUREPIP = re.compile(r"ensurepip is not available|No module named '?(?:venv|ensurepip)")
 
 
@@ -204,7 +208,8 @@ def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentPro
     if BAD_DOWNLOAD.search(text):
         return EnvironmentProblem(
             "A download arrived damaged.",
-            fix=f"Run the same command again; if it happens again, see {log}.",
+            fix="Run the same command again; if it happens again, a proxy may send something else in its place. "
+            f"pip's full output is in {log}.",
         )
     if NO_NETWORK.search(text):
         return EnvironmentProblem(
@@ -222,6 +227,12 @@ def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentPro
     match = NO_BUILD.search(text)
     if match or wanted:  # with a pin and an equal constraint, pip speaks of a conflict of the two
         name, _, version = (match[1] if match else wanted.pop()).partition("==")
+        if page := page_in_place_of_index(text, name):
+            return EnvironmentProblem(
+                f"The package index can't be read: {page}.",
+                fix="Log in to the network, or set HTTPS_PROXY or PIP_INDEX_URL as it wants, then run the same command "
+                f"again. pip's full output is in {log}.",
+            )
         python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
         return EnvironmentProblem(
             f"There is no build of {name} {version}".rstrip()
@@ -233,6 +244,43 @@ def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentPro
         f"pip failed, and its last words were: {shorten(' / '.join(last), 300) or 'none'}.",
         fix=f"Its full output is in {log}. Running the same command again goes on from here.",
     )
+
+
+def page_in_place_of_index(output: str, package: str) -> str:
+    """Return which index answers with a web page, and the page's title; empty if none does, or nobody answers.
+
+    A proxy, or a network that wants a login, sends its own page. To pip that is an index without this package.
+
+    Args:
+        output: what pip said.
+        package: of which it found no version.
+    """
+    import html
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
+    if os.environ.get("PIP_NO_INDEX"):
+        return ""
+    named = INDEXES.search(output)
+    for index in named[1].split(", ") if named else [PYPI]:
+        address = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', package).lower()}/"
+        try:
+            try:
+                answer = urllib.request.urlopen(address, timeout=ASK_S)
+            except urllib.error.HTTPError as refusal:  # pages come with errors too
+                answer = refusal
+            with answer:
+                text = answer.read(2**20).decode("utf-8", "replace")
+                kind, status = answer.headers.get_content_type(), answer.status
+        except (OSError, ValueError, HTTPException):  # one with a password, which pip doesn't print, ends here too
+            continue
+        is_index = re.search(rf"href=[^>]*{re.sub(r'[-_.]+', '[-_.]+', package)}-[0-9]", text, re.IGNORECASE)
+        if kind == "text/html" and status != 404 and not is_index:  # 404 is how an index says that it lacks a package
+            title = PAGE_TITLE.search(text)
+            named_page = f", {shorten(html.unescape(title[1]), 60)!r}" if title and title[1].strip() else ""
+            return f"instead of it a web page comes from {index}{named_page}"
+    return ""
 
 
 def half_installed(site: Path) -> Iterator[Path]:
