@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from course_utils.errors import CourseError
-from course_utils.text import did_you_mean
+from course_utils.text import did_you_mean, without_passwords
 from course_utils.tools.commands import COMMANDS, CPU_COMMANDS
 
 try:
@@ -570,9 +570,10 @@ def unexpected(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("course_utils"):
         return f"The package {error.name!r} is missing. Run `python3 course.py setup`, which repairs the environment."
     with tempfile.NamedTemporaryFile("w", prefix="course-", suffix=".log", delete=False, encoding="utf-8") as log:
-        log.write("".join(traceback.format_exception(error)))
+        log.write(without_passwords("".join(traceback.format_exception(error))))
     return (
-        f"The command failed with an error the course did not foresee: {type(error).__name__}: {error}. "
+        "The command failed with an error the course did not foresee: "
+        f"{type(error).__name__}: {without_passwords(str(error))}. "
         f"The full story is in {log.name}; please add it, and what `course env` prints, to a bug report."
     )
 

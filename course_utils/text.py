@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -13,6 +14,11 @@ def shorten(text: str, width: int = 120) -> str:
         return text
     head = (width - 1) * 2 // 3
     return f"{text[:head]}…{text[head + 1 - width :]}"
+
+
+def without_passwords(text: str) -> str:
+    """Return ``text`` with ``***`` for the password, or the token, in each ``scheme://user:password@host``."""
+    return re.sub(r"(://(?:[^\s/:@]*:)?)[^\s/@]+@", r"\1***@", text)
 
 
 def plural(count: int, noun: str) -> str:

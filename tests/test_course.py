@@ -429,6 +429,23 @@ def test_an_index_that_lacks_a_build_is_no_web_page(status, kind, text, ready, q
     assert "web page" not in err
 
 
+def test_passwords_of_an_index_and_a_proxy_reach_neither_the_log_nor_the_screen(ready, quick):
+    (ready / "constraints.txt").write_text("tiny==2.0\n")
+    (ready / "requirements.txt").write_text("-c constraints.txt\ntiny==2.0\n")
+    word = "open-sesame"
+    for name, value in (
+        ("PIP_INDEX_URL", f"http://teacher:{word}@127.0.0.1:9/simple"),
+        ("PIP_FIND_LINKS", f"http://teacher:{word}@127.0.0.1:9/links"),
+        ("https_proxy", f"http://teacher:{word}@127.0.0.1:9"),
+    ):
+        env = quick | {name: value, "PIP_RETRIES": "1"}
+        if name != "PIP_FIND_LINKS":
+            del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
+        code, out, err = finish(begin(ready, "run", env=env))
+        assert code == 2
+        assert word not in out + err + log_of(ready)
+
+
 def test_a_version_that_has_no_build_for_this_system_is_named(ready, quick):
     (ready / "requirements.txt").write_text("tiny==3.0\n")
     code, _, err = finish(begin(ready, "run", env=quick))

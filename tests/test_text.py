@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_utils.text import did_you_mean, human_bytes, plural, shorten, table
+from course_utils.text import did_you_mean, human_bytes, plural, shorten, table, without_passwords
 
 
 @given(text=st.text(max_size=300), width=st.integers(3, 150))
@@ -67,3 +67,15 @@ def test_a_table_without_rows_is_its_header():
 def test_a_table_refuses_rows_of_another_length():
     with pytest.raises(ValueError, match="zip"):
         table([("a", "b", "c")], header=("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://ada:se:same@host:80/a", "http://ada:***@host:80/a"),
+        ("two: https://a:b@c and socks5://d:e@f.", "two: https://a:***@c and socks5://d:***@f."),
+        ("https://token-alone@host and http://host:80/a@b", "https://***@host and http://host:80/a@b"),
+    ],
+)
+def test_passwords_in_addresses_are_not_shown(text, shown):
+    assert without_passwords(text) == shown

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from course_utils.paths import ROOT, derived_data, workspace
-from course_utils.text import plural, table
+from course_utils.text import plural, table, without_passwords
 from course_utils.tools.requirements import pins, unmet
 
 REPAIR = "run `python3 course.py setup`, which repairs it"
@@ -49,7 +49,16 @@ def collect() -> dict[str, Any]:
             problems.append(f"The data can't be read ({type(error).__name__}: {error}); {REPAIR}.")
         problems += [f"{entry['problem']}" for entry in report["data"] if entry["problem"]]
     problems += folder_problems()
-    return report
+    return _without_passwords(report)
+
+
+def _without_passwords(value: Any) -> Any:
+    """Return the report with no password of a proxy or an index in any of its texts."""
+    if isinstance(value, dict):
+        return {name: _without_passwords(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_passwords(part) for part in value]
+    return without_passwords(value) if isinstance(value, str) else value
 
 
 def torch_facts() -> dict[str, Any]:

@@ -358,7 +358,7 @@ class Grader:
         command = [sys.executable, "-m", "course_utils.tools.grading", str(self.folder), *map(str, self.hidden)]
         wrapped = confine.sandboxed(command, self.folder, self.hidden)
         self.is_wrapped = wrapped != command
-        env = {**os.environ, **processes.PATIENT_THREADS} | {
+        env = {**confine.harmless(os.environ), **processes.PATIENT_THREADS} | {
             "PYTHONPATH": course_first(os.environ.get("PYTHONPATH")), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
             "COURSE_PROGRESS": "off", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
