@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_utils.errors import CourseError
+from course_utils.errors import CourseError, out_of_memory
 from course_utils.text import did_you_mean, without_passwords
 from course_utils.tools.commands import COMMANDS, CPU_COMMANDS
 
@@ -556,7 +556,8 @@ def run(args: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        return complain(unexpected(error))
+        problem = out_of_memory(error)
+        return complain(problem.sentence if problem else unexpected(error))
 
 
 def complain(sentence: str) -> int:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
 from course_utils.text import shorten
+
+MORE_MEMORY = "Close other programs, or raise the limit of the container or of `ulimit -v`; a lesson takes up to 2 GB."
+# What the loader of libraries, C++ and PyTorch say.
+_NO_MEMORY = re.compile(r"failed to map segment|[Cc]an(?:'t|not) allocate memory|bad_alloc")
 
 
 class CourseError(Exception):
@@ -50,3 +57,17 @@ class CheckpointError(CourseError):
 
 class SourceError(CourseError):
     """A lesson's source breaks the rules of the format."""
+
+
+def is_out_of_memory(name: str, text: str) -> bool:
+    """Say whether an error with this name and text means that the machine, or a limit, gave no more memory."""
+    return name == "MemoryError" or _NO_MEMORY.search(text) is not None
+
+
+def out_of_memory(error: BaseException) -> EnvironmentProblem | None:
+    """Return the error to show if there was not enough memory, None if ``error`` is about something else."""
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not is_refused and not is_out_of_memory(type(error).__name__, str(error)):
+        return None
+    facts = shorten(str(error))
+    return EnvironmentProblem(f"There is not enough memory{f' ({facts})' if facts else ''}.", fix=MORE_MEMORY)

@@ -27,7 +27,7 @@ def progress_path() -> Path | None:
     place = os.environ.get("COURSE_PROGRESS", "")
     if place.strip().lower() == "off":
         return None
-    return Path(place).expanduser() if place else workspace() / "progress.json"
+    return Path(os.path.expanduser(place)) if place else workspace() / "progress.json"
 
 
 def record(outcome: Outcome) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from course_utils.errors import CourseError, EnvironmentProblem, UsageError
+from course_utils.errors import CourseError, EnvironmentProblem, UsageError, out_of_memory
 from course_utils.paths import ROOT, course_first, write_text
 from course_utils.text import did_you_mean
 from course_utils.tools.commands import COMMANDS, CPU_COMMANDS, overview
@@ -124,8 +124,9 @@ def start(args: Sequence[str]) -> int:
         return prepare_and_run(environment, words)
     except CourseError as error:
         sys.stderr.write(f"{error.sentence}\n")
-    except OSError as error:
-        sys.stderr.write(f"{system_error(error, folder).sentence}\n")
+    except (OSError, MemoryError) as error:
+        problem = out_of_memory(error) or system_error(error, folder)
+        sys.stderr.write(f"{problem.sentence}\n")
     except KeyboardInterrupt:
         sys.stderr.write(
             f"\nSet-up was interrupted. What is done so far is kept in {folder}; the same command goes on from there.\n"
@@ -404,7 +405,7 @@ def run_pip(environment: Environment, step: str, pinned: Mapping[str, str], line
     finally:
         shutil.rmtree(downloads, ignore_errors=True)
     if code != 0:
-        raise installer.pip_failure(lines, environment.folder, environment.log)
+        raise installer.pip_failure(lines, environment.folder, environment.log, installer.page_in_place_of_index)
 
 
 def system_error(error: OSError, folder: Path) -> EnvironmentProblem:

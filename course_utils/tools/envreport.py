@@ -7,6 +7,7 @@ import platform
 import sys
 from typing import Any
 
+from course_utils.errors import out_of_memory
 from course_utils.paths import ROOT, derived_data, workspace
 from course_utils.text import plural, table, without_passwords
 from course_utils.tools.requirements import pins, unmet
@@ -40,7 +41,9 @@ def collect() -> dict[str, Any]:
     try:
         report |= torch_facts()
     except Exception as error:  # a broken build can fail in any way, and then a report is wanted most
-        problems.append(f"PyTorch can't be imported ({type(error).__name__}: {error}); {REPAIR}.")
+        problem = out_of_memory(error)
+        remedy = problem.fix if problem else f"{REPAIR}."
+        problems.append(f"PyTorch can't be imported ({type(error).__name__}: {error}); {remedy[0].lower()}{remedy[1:]}")
     else:
         problems += thread_problems(report["threads"], report["cores"])
         try:

@@ -200,8 +200,17 @@ def _existing(folder: Path) -> Path:
     return next((place for place in [folder, *folder.parents] if place.exists()), Path.cwd())
 
 
-def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentProblem:
-    """Return the error that says in one sentence why pip failed, and what to do next."""
+def pip_failure(
+    lines: Sequence[str], folder: Path, log: Path, page_of: Callable[[str, str], str] = lambda output, package: ""
+) -> EnvironmentProblem:
+    """Return the error that says in one sentence why pip failed, and what to do next.
+
+    Args:
+        lines: what pip said.
+        folder: the environment.
+        log: where all of it is.
+        page_of: asks the index itself for a package, as ``page_in_place_of_index`` does.
+    """
     text = "\n".join(lines)
     if NO_SPACE.search(text):
         return disk_full(folder)
@@ -227,7 +236,7 @@ def pip_failure(lines: Sequence[str], folder: Path, log: Path) -> EnvironmentPro
     match = NO_BUILD.search(text)
     if match or wanted:  # with a pin and an equal constraint, pip speaks of a conflict of the two
         name, _, version = (match[1] if match else wanted.pop()).partition("==")
-        if page := page_in_place_of_index(text, name):
+        if page := page_of(text, name):
             return EnvironmentProblem(
                 f"The package index can't be read: {page}.",
                 fix="Log in to the network, or set HTTPS_PROXY or PIP_INDEX_URL as it wants, then run the same command "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -187,12 +188,22 @@ def lab_command(lesson: str | None, *, browser: bool, port: int | None) -> list[
     return [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
 
 
+def _has_home(env: Mapping[str, str]) -> bool:
+    """Say whether there is a home folder that JupyterLab can write to; in a container there often is none."""
+    home = env.get("HOME") or os.path.expanduser("~")
+    return os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK)
+
+
 def lab_environment() -> dict[str, str]:
     """Return the environment variables of JupyterLab and so of its kernels."""
     env = dict(os.environ)
     for name in PLACES:
         if env.get(name) and env[name].strip().lower() != "off":
             env[name] = os.path.abspath(os.path.expanduser(env[name]))
+    if os.name == "posix" and not _has_home(env):
+        home = workspace().absolute() / ".home"
+        home.mkdir(parents=True, exist_ok=True)
+        env["HOME"] = str(home)
     # Defaults, so that what the reader has chosen in JupyterLab before still wins.
     settings = [str(SETTINGS), *filter(None, [env.get("JUPYTER_CONFIG_PATH")])]
     return {**PATIENT_THREADS, **env} | {

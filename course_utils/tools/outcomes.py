@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from course_utils.errors import MORE_MEMORY, is_out_of_memory
 from course_utils.text import plural, shorten
 
 PASSED, FAILED, TIMEOUT, DIED, SKIPPED = STATUSES = ("passed", "failed", "timeout", "died", "skipped")
@@ -114,7 +115,7 @@ def judge(ending: Ending, notebook: Notebook | None, *, name: str, edition: str,
         error=_fill(sentence, ending, cell) or None,
         cell=cell,
         traceback=ending.traceback or ending.log,
-        notes=(*_notes(ending), *_lost_classes(notebook, ending)),
+        notes=(*_notes(ending), *_starved(ending), *_lost_classes(notebook, ending)),
         cells_run=len(run),
         cells_total=len(cells),
         notebook=path if notebook is not None else None,
@@ -180,6 +181,13 @@ def _fill(sentence: str, ending: Ending, cell: CellFacts | None) -> str:
     )
 
 
+_SIGNAL_HINTS = {
+    "SIGKILL": "; often the machine was out of memory",
+    "SIGSEGV": "; compiled code crashed",
+    "SIGBUS": "; often /dev/shm was full",
+}
+
+
 def exit_text(code: int | None) -> str:
     """Return how a process ended, in words."""
     if code is None:
@@ -190,7 +198,7 @@ def exit_text(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"number {-code}"
-    hint = {"SIGKILL": "; often the machine was out of memory", "SIGSEGV": "; compiled code crashed"}.get(name, "")
+    hint = _SIGNAL_HINTS.get(name, "")
     return f"signal {name}{hint}"
 
 
@@ -209,6 +217,22 @@ def _lost_classes(notebook: Notebook | None, ending: Ending) -> tuple[str, ...]:
         f"A process that was started afresh (spawn) can't find {', '.join(names)}, which a cell defines: such a "
         "process imports modules and knows no cells. Move it to a .py file and import it, or use num_workers=0.",
     )
+
+
+# What DataLoader's workers, and multiprocessing's locks and queues, say.
+_NO_SHARED_MEMORY = re.compile(r"shared memory|SemLock")
+
+
+def _starved(ending: Ending) -> tuple[str, ...]:
+    """Return the note about what the machine lacked when a cell failed."""
+    if ending.how not in ("error", "hidden-error"):
+        return ()
+    if _NO_SHARED_MEMORY.search(f"{ending.evalue}\n{ending.traceback}"):
+        return (
+            "Processes share tensors, locks and queues through /dev/shm, which is full, read-only or missing here. "
+            "Use num_workers=0, or give a container more of it, as in docker run --shm-size=1g.",
+        )
+    return (f"There was not enough memory. {MORE_MEMORY}",) if is_out_of_memory(ending.ename, ending.evalue) else ()
 
 
 def _notes(ending: Ending) -> tuple[str, ...]:

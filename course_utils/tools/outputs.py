@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterator
 from io import BytesIO
@@ -63,7 +64,7 @@ def clean_outputs(outputs: list[Output], execution_count: int) -> list[Output]:
                 output["execution_count"] = execution_count
             cleaned.append(output)
     for text in _texts(cleaned):
-        for place in {str(ROOT), str(Path.home())} - {"/"}:
+        for place in {str(ROOT), os.path.expanduser("~")} - {"/", "~"}:
             if re.search(rf"(?<![\w.-]){re.escape(place)}(?![\w-])", text):
                 raise OutputError(
                     f"prints the path {place!r} of this machine.", fix="print the name without the folder."

@@ -263,3 +263,15 @@ def test_jupyterlab_opens_the_lesson_for_its_owner_only_and_ctrl_c_leaves_nothin
 def test_kernels_threads_wait_without_spinning(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert lab.lab_environment()["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="HOME is POSIX's")
+@pytest.mark.parametrize("home", ["writable", "absent", "a file"])
+def test_without_a_home_folder_jupyterlab_gets_one_in_the_workspace(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_WORKSPACE", str(tmp_path / "mine"))
+    (tmp_path / "writable").mkdir()
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    found = Path(lab.lab_environment()["HOME"])
+    assert found == (tmp_path / home if home == "writable" else tmp_path / "mine" / ".home")
+    assert found.is_dir()

@@ -63,6 +63,7 @@ def test_each_ending_has_a_status_and_a_sentence(ending, expected):
         (0, "exit status 0"),
         (-11, "SIGSEGV; compiled code crashed"),
         (-15, "SIGTERM"),
+        (-7, "SIGBUS; often /dev/shm was full"),
         (-99, "number 99"),
         (None, "not"),
     ],
@@ -84,3 +85,19 @@ def test_a_failed_notebook_says_so_at_its_top_and_at_the_cell():
     assert "Cell 2 (id 'c1') raised E: no." in cells[0]["source"][0]
     assert all("papermill-error-cell-tag" in cells[index]["metadata"]["tags"] for index in (0, 2))
     assert len(before["cells"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "part"),
+    [
+        ({"ename": "RuntimeError", "evalue": "unable to allocate shared memory(shm) for file </torch_1>"}, "/dev/shm"),
+        ({"ename": "OSError", "evalue": "Read-only file system", "traceback": "_multiprocessing.SemLock("}, "/dev/shm"),
+        ({"ename": "MemoryError"}, "not enough memory"),
+        ({"ename": "ImportError", "evalue": "libtorch_cpu.so: failed to map segment"}, "not enough memory"),
+        ({"ename": "ValueError", "evalue": "memory"}, ""),
+        ({"how": "complete", "traceback": "SemLock"}, ""),
+    ],
+)
+def test_what_the_machine_lacked_is_a_note(ending, part):
+    notes = judge(Ending(**{"how": "error", "cell": 0} | ending), None, name="n", edition="learner").notes
+    assert [part in note for note in notes] == ([True] if part else [])
