@@ -164,12 +164,13 @@ def _in_threads(tasks: list[Callable[[], Built]], jobs: int) -> list[Built]:
 
     A single task has a thread too: in the main thread, nbclient takes the interrupt for itself.
     """
+    from course_utils.tools import processes
+
     pool = ThreadPoolExecutor(jobs)
     try:
-        return list(pool.map(lambda task: task(), tasks))
+        with processes.ends_interrupt():
+            return list(pool.map(lambda task: task(), tasks))
     except BaseException:
-        from course_utils.tools import processes
-
         pool.shutdown(wait=False, cancel_futures=True)
         processes.end_below(os.getpid())
         raise

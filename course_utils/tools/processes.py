@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import select
+import signal
 import sys
 import threading
 import time
@@ -123,6 +124,37 @@ def end_below(pid: int, timeout_s: float = END_TIMEOUT_S, spare: int | None = No
         end(left)
         time.sleep(0.01)
     return left
+
+
+def ends() -> list[signal.Signals]:
+    """Return the signals by which this process is told to end: Ctrl-C, a closed terminal, a request of the system.
+
+    What is ignored here, as the closing of the terminal is under nohup, is not among them.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGTERM") if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def ends_interrupt() -> Iterator[None]:
+    """Let each way of ending this process raise KeyboardInterrupt inside the block, so that its cleaning up is done.
+
+    A process that was just started may notice late, on a crowded machine, that its starter is gone. Only the main
+    thread can do this.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in ends()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

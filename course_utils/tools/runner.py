@@ -24,6 +24,7 @@ from course_utils.errors import EnvironmentProblem
 from course_utils.paths import write_text
 from course_utils.scratch import scratch_folder
 from course_utils.text import plural
+from course_utils.tools import processes
 from course_utils.tools.envfacts import facts_of_environment
 from course_utils.tools.kept import job_key, keep, kept, only_one, save_plan
 from course_utils.tools.live import Live, live_progress
@@ -260,7 +261,7 @@ async def _all_or_none(tasks: list[asyncio.Task[None]]) -> None:
 
 @contextmanager
 def _ctrl_c_sets(stop: asyncio.Event) -> Iterator[None]:
-    """Let Ctrl-C, and a request of the system to end, set ``stop`` inside the block. Only the main thread can."""
+    """Let Ctrl-C, and other ways of ending this process, set ``stop`` inside the block. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -269,7 +270,7 @@ def _ctrl_c_sets(stop: asyncio.Event) -> Iterator[None]:
     def on_signal(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(stop.set)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in processes.ends()}
     try:
         yield
     finally:

@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.faults.campaign import draws, report, size
-from tests.faults.commands import COMMANDS, SPAN_S, going
+from tests.faults.commands import COMMANDS, SPAN_S, START_S, going
 from tests.tools.running import left_over, marked_processes
 
 pytestmark = [
@@ -56,3 +57,29 @@ def test_an_interrupt_ends_a_command_soon_and_in_order(name, way, tmp_path):
             assert "Traceback" not in words, facts
             assert "nterrupted" in words, facts
     report(f"interrupt, {name}, {way}", f"{trials} times, {slowest:.1f} s at most (load {os.getloadavg()[0]:.1f})")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_closed_terminal_leaves_no_process_that_gets_no_turn(name, number, tmp_path):
+    """On a crowded machine a process that has just started notices late that its starter is gone. Here: never."""
+    if (name, number) != ("grade", signal.SIGHUP) and not size(0, 1):
+        pytest.skip("a part of course.py test --faults")
+    command = COMMANDS[name]
+    command.prepare(tmp_path)
+    with marked_processes() as mark:
+        process = command.start(tmp_path)
+        going(command, tmp_path, process)
+        deadline = time.monotonic() + START_S
+        me = psutil.Process(process.pid)
+        # One whose command line is still its parent's has not begun to be what it will be.
+        while not (below := [child for child in me.children() if child.cmdline() != me.cmdline()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for child in below:
+            child.suspend()
+        os.killpg(process.pid, number)
+        process.communicate(timeout=60)
+        assert left_over(mark, wait_s=5) == []
+    command.whole(tmp_path)
+    report(f"no turn, {name}, {number.name}", f"{len(below)} processes, none left")

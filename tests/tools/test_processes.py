@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -161,3 +162,19 @@ def test_a_helper_ends_with_its_input_in_the_block_and_reads_nothing_of_it(tmp_p
         assert time.monotonic() - started < 10
         assert helper.returncode == 1
         assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_each_way_of_ending_a_process_is_an_interrupt_inside_the_block_and_an_ignored_one_stays_ignored():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        with processes.ends_interrupt(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with processes.ends_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.SIGHUP not in processes.ends()
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+    assert {number: signal.getsignal(number) for number in before} == before

@@ -38,7 +38,7 @@ MAX_ATTEMPTS = 4  # a cell that ends the process is left out, and the others get
 START_S = 120.0  # for a process to import everything
 GRACE_S = 20.0  # beyond a submission's own time, before its process is given up
 START_RETRIES = 2
-STOP_S = 1.5  # for the processes to end after Ctrl-C
+STOP_S = 10.0  # for the processes to end after Ctrl-C; far more than they need but on a crowded machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def grade(
         raise EnvironmentProblem(
             f"{options.out} can't be written to: {error.strerror}.", fix="Choose another folder."
         ) from error
-    with scratch_folder("grade") as scratch:
+    with processes.ends_interrupt(), scratch_folder("grade") as scratch:
         (scratch / "unpacked").mkdir()
         submissions = find_submissions(options.folder, scratch / "unpacked")
         todo: list[tuple[Submission, Path]] = []
@@ -200,9 +200,9 @@ def _grade_all(
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
 
-    def work(number: int) -> None:
+    def work(grader: Grader) -> None:
         try:
-            with Grader(scratch / f"job{number}", others) as grader:
+            with grader:
                 while not stop.is_set():
                     try:
                         submission, kept = waiting.get_nowait()
@@ -219,7 +219,8 @@ def _grade_all(
             errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    graders = [Grader(scratch / f"job{number}", others) for number in range(count)]
+    threads = [threading.Thread(target=work, args=(grader,), daemon=True) for grader in graders]
     for thread in threads:
         thread.start()
     try:
@@ -227,12 +228,16 @@ def _grade_all(
             time.sleep(0.05)
     except KeyboardInterrupt:
         stop.set()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not end the cleaning up
+        # A second one must not end the cleaning up.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in processes.ends()}
         deadline = time.monotonic() + STOP_S
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-            processes.end_below(os.getpid(), STOP_S / 3)  # again and again: a thread may be starting another one
+            for grader in graders:
+                grader.close()
+            processes.end_below(os.getpid(), 0.5)
             time.sleep(0.05)
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         return True
     if errors:
         raise errors[0]
@@ -366,6 +371,9 @@ class Grader:
             wrapped, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
             cwd=ROOT, start_new_session=True,
         )  # fmt: skip
+        if self.is_closed:  # meanwhile, by another thread that found no process to end
+            self.end()
+            raise EnvironmentProblem("The process that grades was ended meanwhile.")
         self._lines = queue.SimpleQueue()
         threading.Thread(target=_read_lines, args=(self.process, self._lines), daemon=True).start()
         with contextlib.suppress(queue.Empty):
