@@ -68,3 +68,39 @@ def test_the_learners_progress_is_not_touched_and_this_checkout_is_the_one_teste
     env = testing.environment_for_tests({"COURSE_PROGRESS": "/mine", "PYTHONPATH": f"/other{os.pathsep}{ROOT}"})
     assert env["COURSE_PROGRESS"] == "off"
     assert env["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/other"]
+
+
+# The two parts of a whole run
+
+
+def test_a_whole_run_has_two_parts_and_options_go_to_both(calls):
+    assert testing.run_tests(["--durations=3"]) == 0
+    assert [command[3:] for command, _ in calls] == [["--durations=3", *part] for part in testing.PARTS]
+
+
+@pytest.mark.parametrize("words", [["-k", "stream"], ["-m", "slow"], ["-x"], ["tests/test_paths.py"], ["--junitxml=a"]])
+def test_a_choice_of_tests_runs_once(words, calls):
+    testing.run_tests(words)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((0, 5), 0), ((5, 0), 0), ((5, 5), 1), ((1, 5), 1)]
+)
+def test_a_red_part_is_a_red_run(codes, code, monkeypatch):
+    todo = iter(codes)
+    monkeypatch.setattr(testing, "wait_for", lambda command, env: next(todo))
+    assert testing.run_tests() == code
+
+
+@pytest.mark.parametrize(("pytests", "code"), [(2, 130), (4, 2), (-9, 2)])
+def test_after_an_interrupt_the_second_part_does_not_start(pytests, code, calls, monkeypatch):
+    monkeypatch.setenv("PYTEST_CODE", str(pytests))
+    assert testing.run_tests() == code
+    assert len(calls) == 1
+
+
+def test_each_test_is_in_exactly_one_part():
+    """``alone`` decides it, so the parts' choices must be each other's opposite."""
+    first, second = (part[part.index("-m") + 1] for part in testing.PARTS)
+    assert (first, second) == ("not alone", "alone")
