@@ -86,9 +86,14 @@ class Diagram:
             )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        title = f"<title>{escape(shorten(self.text, ALT_WIDTH))}</title>"
-        svg = self.svg if "<title" in self.svg else re.sub(r"(<svg[^>]*>)", lambda m: m[1] + title, self.svg, count=1)
-        return {"image/svg+xml": svg, "text/plain": self.text}
+        return {"image/svg+xml": self.drawing, "text/plain": self.text}
+
+    @property
+    def drawing(self) -> str:
+        """The SVG as it is displayed: narrow windows shrink it, and screen readers read its title as one picture."""
+        title = "" if "<title" in self.svg else f"<title>{escape(shorten(self.text, ALT_WIDTH))}</title>"
+        begin = '<svg role="img" style="max-width:100%;height:auto"'
+        return re.sub(r"<svg([^>]*>)", lambda match: begin + match[1] + title, self.svg, count=1)
 
 
 def use_style() -> None:

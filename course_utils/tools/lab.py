@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -37,19 +38,23 @@ def prepare_workspace() -> list[Path]:
 
 
 def original(stem: str) -> bytes:
-    """Return the learner edition of a lesson as it is handed out.
+    """Return the learner edition of a lesson as it is handed out: without results, for they answer the predictions.
 
     Raises:
-        EnvironmentProblem: if the checkout lacks it.
+        EnvironmentProblem: if the checkout lacks it, or has it damaged.
     """
     path = NOTEBOOKS / f"{stem}.ipynb"
+    fix = "Restore it with `git checkout notebooks`, or make it with `python3 course.py build`."
     try:
-        return path.read_bytes()
+        notebook = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise EnvironmentProblem(
-            f"The notebook of lesson {stem} is missing: {path}.",
-            fix="Restore it with `git checkout notebooks`, or make it with `python3 course.py build`.",
-        ) from None
+        raise EnvironmentProblem(f"The notebook of lesson {stem} is missing: {path}.", fix=fix) from None
+    except ValueError:
+        raise EnvironmentProblem(f"The notebook of lesson {stem} is damaged: {path}.", fix=fix) from None
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def put_copy(content: bytes, path: Path) -> bool:

@@ -124,7 +124,8 @@ def expression_view(expression: str, x: float, y: float, z: float) -> View:
 def _message(text: str) -> Diagram:
     words = escape(shorten(text, 100))
     svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="40" font-family="sans-serif" font-size="13">'
+        '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="40" viewBox="0 0 640 40" '
+        'font-family="sans-serif" font-size="13">'
         f'<rect width="640" height="40" fill="#ffffff"/><text x="8" y="25" fill="#b03a00">{words}</text></svg>'
     )
     return Diagram(svg, text)

@@ -138,7 +138,7 @@ def explore(render: Callable[..., View], **controls: Control) -> None:
 def rendered(picture: Figure | Diagram) -> tuple[bytes | str, str]:
     """Return a picture as PNG bytes or SVG text, with its description; a figure is closed."""
     if isinstance(picture, Diagram):
-        return picture.svg, picture.text
+        return picture.drawing, picture.text
     data, description = png_bytes(picture), describe_figure(picture)
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
@@ -154,8 +154,7 @@ def _live(widget: Widget) -> dict[str, Any]:
 def _as_html(picture: bytes | str, description: str) -> str:
     words = escape(shorten(description, ALT_WIDTH))
     if isinstance(picture, str):
-        fitting = picture.replace("<svg ", '<svg style="max-width:100%;height:auto" ', 1)  # in a narrow window
-        return f'<div role="img" aria-label="{words}">{fitting}</div>'
+        return picture
     data = base64.b64encode(picture).decode()
     return f'<img alt="{words}" style="max-width:100%" src="data:image/png;base64,{data}">'
 

@@ -27,13 +27,20 @@ from course_utils.tools import lab
 STEMS = [lesson.stem for lesson in LESSONS]
 
 
+def handed_out(stem: str, outputs: tuple[dict, ...] = ()) -> dict[str, Any]:
+    """Return a notebook with one cell, as it is stored if it has outputs, else as the learner gets it."""
+    cell = {"cell_type": "code", "id": "one", "metadata": {}, "source": f"print({stem!r})"}
+    results = {"outputs": list(outputs), "execution_count": 1 if outputs else None}
+    return {"cells": [cell | results], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
 @pytest.fixture
 def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a learner edition of every lesson."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
     for stem in STEMS:
-        (folder / f"{stem}.ipynb").write_text(f"{stem} as handed out")
+        (folder / f"{stem}.ipynb").write_text(json.dumps(handed_out(stem)))
     monkeypatch.setattr(lab, "NOTEBOOKS", folder)
     return folder
 
@@ -45,8 +52,10 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my workspace"
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
+def contents(folder: Path) -> dict[str, Any]:
+    """Return what lies in a folder: notebooks as objects, anything else as text."""
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    return {name: json.loads(text) if text.startswith("{") else text for name, text in texts.items()}
 
 
 # The workspace
@@ -73,7 +82,7 @@ def test_reset_gives_a_fresh_copy_and_keeps_the_old_one_under_another_name(noteb
     said = lab.reset("01_tensors")
     (backup,) = workspace.glob("01_tensors.backup-*.ipynb")
     assert backup.read_text() == "my answers"
-    assert (workspace / "01_tensors.ipynb").read_text() == "01_tensors as handed out"
+    assert json.loads((workspace / "01_tensors.ipynb").read_text()) == handed_out("01_tensors")
     assert backup.name in said
 
 
@@ -103,7 +112,21 @@ def test_reset_of_an_unchanged_lesson_makes_no_backup(notebooks, workspace):
 
 def test_reset_of_a_lesson_that_was_never_opened_makes_its_copy(notebooks, workspace):
     assert "new" in lab.reset("01_tensors")
-    assert contents(workspace) == {"01_tensors.ipynb": "01_tensors as handed out"}
+    assert contents(workspace) == {"01_tensors.ipynb": handed_out("01_tensors")}
+
+
+def test_the_learners_copy_begins_without_results_for_they_answer_the_predictions(notebooks, workspace):
+    said = {"output_type": "stream", "name": "stdout", "text": "01_tensors\n"}
+    (notebooks / "01_tensors.ipynb").write_text(json.dumps(handed_out("01_tensors", (said,))))
+    lab.prepare_workspace()
+    assert contents(workspace)["01_tensors.ipynb"] == handed_out("01_tensors")
+    assert contents(notebooks)["01_tensors.ipynb"]["cells"][0]["outputs"] == [said], "the checkout keeps its results"
+
+
+def test_a_damaged_notebook_of_the_checkout_is_named(notebooks, workspace):
+    (notebooks / "01_tensors.ipynb").write_text('{"cells": [')
+    with pytest.raises(EnvironmentProblem, match=r"(?s)01_tensors is damaged.*git checkout"):
+        lab.prepare_workspace()
 
 
 def test_a_notebook_that_the_checkout_lacks_is_named_with_the_way_to_get_it(notebooks, workspace):
