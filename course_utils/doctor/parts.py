@@ -109,6 +109,8 @@ class Parts:
                     values[parameter.name] = more["steps"]
             elif name is not None and known.get(name) is not None:
                 values[parameter.name] = known[name]
+            elif parameter.default is parameter.empty and name == "loss_fn":
+                values[parameter.name] = None  # a step that makes its own loss names this argument and ignores it
             elif parameter.default is parameter.empty:
                 if place >= len(order) or known.get(order[place]) is None:
                     raise UsageError(

@@ -130,7 +130,8 @@ def softmax_before(examination: Examination) -> Iterator[Seen]:
     title="A loss with logits gets the output of a sigmoid.",
     looks="the values that reach binary_cross_entropy_with_logits: the graph says that a sigmoid (or softmax) made "
     "them, or all lie in 0..1.",
-    quiet="logits that happen to lie in 0..1 in one batch do not in the next.",
+    quiet="logits that happen to lie in 0..1 in one batch do not in the next; values in 0..1 of another origin are a "
+    "note, since the outputs of an untrained network may be so small.",
     fix="remove the Sigmoid: BCEWithLogitsLoss applies it itself",
 )  # fmt: skip
 def sigmoid_before(examination: Examination) -> Iterator[Seen]:
@@ -151,7 +152,7 @@ def sigmoid_before(examination: Examination) -> Iterator[Seen]:
             + (", made by a sigmoid" if made else "")
             + ": the second sigmoid keeps every probability between 0.5 and 0.73.",
             {"least": call.least, "most": call.most, "where": call.where},
-            severity=None if made else WARNING,
+            severity=None if made else NOTE,
         )
 
 

@@ -395,3 +395,27 @@ def tokens_through_a_bottleneck():
             return self.out(self.squeeze(self.rows(tokens).flatten(1)).tanh()).reshape(-1, 9, 12)
 
     return setup(Auto(), batches(t, t), _over_places)
+
+
+@healthy
+def no_loss_function_where_the_step_makes_its_own():
+    x, y = classes()
+
+    def step(model, batch, loss_fn, optimizer):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return setup(mlp(4, 3), batches(x, y), step=step) | {"loss_fn": None}
+
+
+@faulty("loss.sigmoid-before-logits", "note")
+def small_logits_of_a_new_network():
+    x, y = regression()
+    model = mlp()
+    with torch.no_grad():
+        model[-1].weight.mul_(0.01)
+        model[-1].bias.fill_(0.5)
+    return setup(model, batches(x, (y > 0).float()), nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), 1e-4))
