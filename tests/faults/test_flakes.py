@@ -9,7 +9,7 @@ import pytest
 from course_utils.tools.regression import all_notebooks, main
 from tests.faults.campaign import report, size
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.alone, pytest.mark.faults]  # it keeps every core busy
 
 
 def test_notebooks_have_the_same_outputs_in_any_order_with_any_threads_on_busy_cores(capsys):

@@ -14,6 +14,7 @@ from tests.faults.commands import COMMANDS, SPAN_S, START_S, going
 from tests.tools.running import left_over, marked_processes
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.faults,
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs the signals of a terminal"),
 ]

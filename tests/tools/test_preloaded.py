@@ -23,7 +23,7 @@ import json, locale, logging, multiprocessing, os, random, resource, signal, sys
 import numpy as np, sklearn.datasets, torch, torchvision
 facts = {
     "arguments": [sys.argv[0], sys.argv[1], len(sys.argv), sys.orig_argv[:4], len(sys.orig_argv)],
-    "variables": {k: v for k, v in os.environ.items() if v.find("/course-") < 0 and k not in SEVERAL},
+    "variables": {k: v for k, v in os.environ.items() if "/course~" not in v and k not in SEVERAL},
     "names": sorted(os.environ), "folder": os.getcwd(), "path": sys.path,
     "session": os.getpid() == os.getsid(0) == os.getpgid(0),
     "parent": os.getppid() == int(os.environ["JPY_PARENT_PID"]),

@@ -27,7 +27,10 @@ from tests.tools.grading.class_of import FIRST, SECOND, notebook, put, right
 from tests.tools.grading.hostile import WRONG
 from tests.tools.running import left_over, marked_processes
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks processes")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="grading forks processes"),
+]
 QUICK = Allowance(seconds=60, cell_seconds=20, cpu_seconds=30, memory_bytes=2**30)
 # Somebody may be editing the course while this runs; what differing versions do is a test of its own.
 SAME = "from course_utils.tools.grading import cluster; cluster.course_digest = lambda: 'the same'"
